@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
 LIMITS: dict[str, float] = {
     "tokens of src": 329_000,
-    "modules of src": 191,
+    "modules of src": 190,
     "modules of the main job": 75,
     "lines of tests": 45_000,
     "functions above 250 tokens": 0,

@@ -6,7 +6,7 @@ pyproject.toml, docs/install.md and CONTRIBUTING.md name the same packages; a te
 from __future__ import annotations
 
 from twofour.errors import MissingToolError
-from twofour.frozen import frozen
+from twofour.records import frozen
 
 __version__ = "0.1.0"
 

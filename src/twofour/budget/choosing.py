@@ -13,10 +13,10 @@ from dataclasses import replace
 from itertools import chain, combinations
 
 from twofour.errors import BadInputError, PatternBrokenError
-from twofour.frozen import frozen
 from twofour.pipeline.folder import STAGES
 from twofour.pipeline.reporting import SENSITIVITY
 from twofour.pipeline.stages import Run
+from twofour.records import frozen
 from twofour.records.options import BudgetOptions
 from twofour.records.run import LayerCost, SensitivityResult, TakenBack
 from twofour.reports.pruning_document import in_order_of_worth

@@ -12,7 +12,6 @@ from twofour.eligibility.totals import SPARSE_SPEEDUP, multiply_adds, uncounted
 from twofour.errors import BadInputError
 from twofour.forecasting import gpus
 from twofour.forecasting.model_forecast import saved_ms
-from twofour.frozen import frozen
 from twofour.graph.mixture import changed_places
 from twofour.graph.opened import OpenedModel
 from twofour.pipeline.evidence_files import EvidenceFiles
@@ -20,6 +19,7 @@ from twofour.pipeline.folder import INPUTS, SPARSE
 from twofour.pipeline.reporting import forecast_file, report_files, report_folder
 from twofour.pipeline.stages import Run
 from twofour.pruning.selection import glob_of
+from twofour.records import frozen
 from twofour.records.eligibility import ShareUnit, Verdict
 from twofour.records.export import GraphNode, LayerMap, LayerName
 from twofour.records.forecast import ForecastCell, GpuKind

@@ -12,7 +12,6 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from twofour.frozen import frozen
 from twofour.graph.files import Array
 from twofour.graph.layers import attribute_text, einsum_terms, einsum_weight
 from twofour.graph.scope import Node, attribute, integer
@@ -27,6 +26,7 @@ from twofour.pruning.matrices import (
     padded_outputs,
     window_rows,
 )
+from twofour.records import frozen
 
 
 @frozen

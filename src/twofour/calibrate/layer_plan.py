@@ -15,7 +15,6 @@ import onnx
 
 from twofour.calibrate.input_rows import InputReading, MatrixUse, matrix_use
 from twofour.calibrate.storage import StoredView, view_of
-from twofour.frozen import frozen
 from twofour.graph.files import is_external, storage_key, subgraphs, with_subgraphs
 from twofour.graph.layers import Layer
 from twofour.graph.opened import OpenedModel
@@ -23,6 +22,7 @@ from twofour.graph.scope import Node, Scope, is_standard, number, scopes
 from twofour.graph.trace import Trace, trace, traced_shapes
 from twofour.pruning.matrices import Layout, to_stack
 from twofour.pruning.selection import Choice
+from twofour.records import frozen
 from twofour.records.weights import Pattern, Reason
 
 Key = tuple[object, ...]

@@ -22,7 +22,6 @@ from twofour.engines.machine import usable_cores
 from twofour.engines.onnxruntime.session import OrtSession, ProviderSetup
 from twofour.engines.protocol import ProgressCallback
 from twofour.errors import BadInputError
-from twofour.frozen import frozen
 from twofour.graph.files import (
     SEPARATE_INITIALIZERS,
     Array,
@@ -35,6 +34,7 @@ from twofour.graph.opened import widen
 from twofour.pruning.matrices import Layout
 from twofour.pruning.resources import ArrayStore, StoredArray, one_blas_thread
 from twofour.pruning.statistics import InputSums, Statistics
+from twofour.records import frozen
 
 KEPT_BYTES = 1 << 30
 """Size of the tensors between two pieces that stay in memory; the rest goes to files."""

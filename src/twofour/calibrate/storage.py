@@ -15,7 +15,6 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from twofour.frozen import frozen
 from twofour.graph.files import DTYPES, Array, dtype_name, numpy_dtype, read_tensor
 from twofour.graph.layers import quantized_dtype
 from twofour.graph.scope import Scope, integer
@@ -27,6 +26,7 @@ from twofour.graph.trace import (
     TraceStep,
     move_of,
 )
+from twofour.records import frozen
 
 
 @frozen

@@ -14,7 +14,7 @@ import typer
 
 from twofour.engines.protocol import AUTO, builders
 from twofour.errors import BadInputError
-from twofour.frozen import frozen
+from twofour.records import frozen
 from twofour.records.options import (
     LARGEST_SIZE,
     AllowedType,

@@ -12,7 +12,6 @@ import numpy as np
 from twofour.engines.tensorrt.bindings import precisions_of
 from twofour.engines.tensorrt.plan import GPU, plan_mode
 from twofour.errors import BadInputError
-from twofour.frozen import frozen
 from twofour.graph.opened import OpenedModel, open_onnx
 from twofour.inputs.examples import (
     asked_shapes,
@@ -37,6 +36,7 @@ from twofour.pipeline.folder import (
     refuse_changed,
     refuse_outside,
 )
+from twofour.records import frozen
 from twofour.records.export import Accuracy, TensorShape
 from twofour.records.options import BuildOptions, CompareOptions, ExampleInputs, Variant
 from twofour.records.run import BuildResult

@@ -34,9 +34,9 @@ from twofour.engines.timing import (
 )
 from twofour.errors import BadInputError, TwofourError
 from twofour.export.agreement import agreement
-from twofour.frozen import frozen
 from twofour.inputs.fits import Arrays, at_shapes, save_arrays
 from twofour.pipeline.stages import Progress
+from twofour.records import frozen
 from twofour.records.export import LayerTime
 from twofour.records.latency import ComparedVariant, RoundLoad
 from twofour.records.options import CompareOptions, ShapeProfile

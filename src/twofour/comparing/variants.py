@@ -8,7 +8,7 @@ from dataclasses import replace
 from twofour.comparing.compared import NO_TORCH, ComparedModel
 from twofour.engines.protocol import ENGINES, EngineInput, Mode, builders
 from twofour.errors import BadInputError
-from twofour.frozen import frozen
+from twofour.records import frozen
 from twofour.records.export import EngineStatus
 from twofour.records.latency import variant_name
 from twofour.records.options import CompareOptions

@@ -12,7 +12,7 @@ from typing import Any
 
 from twofour.eligibility.layer_nodes import COPY, LayerNodes, find_nodes, index_nodes
 from twofour.eligibility.node_names import NodeIndex, StatedNames, paths_of_layer
-from twofour.frozen import frozen
+from twofour.records import frozen
 from twofour.records.eligibility import EligibilityReport, Verdict
 from twofour.records.export import GraphNode, LayerMap, qualified_op
 from twofour.records.log import (

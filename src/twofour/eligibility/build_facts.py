@@ -8,7 +8,7 @@ from dataclasses import replace
 from enum import Enum
 
 from twofour.errors import BadInputError
-from twofour.frozen import frozen
+from twofour.records import frozen
 from twofour.records.export import WITHOUT_SPARSE_INT8, Gpu
 from twofour.records.log import Build, BuildOutcome, EngineLayer, SparsityFlag
 from twofour.records.options import AllowedType

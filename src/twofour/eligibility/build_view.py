@@ -14,7 +14,7 @@ from twofour.eligibility.node_names import REGION, Dataflow
 from twofour.eligibility.remedies import Remedy, still_to_do
 from twofour.eligibility.rules import DLA_RULE
 from twofour.eligibility.sightings import MOST_SIBLINGS, Sighting, Sightings
-from twofour.frozen import frozen
+from twofour.records import frozen
 from twofour.records.eligibility import Verdict
 from twofour.records.log import (
     Build,

@@ -35,8 +35,8 @@ from twofour.eligibility.sightings import (
     find_sightings,
 )
 from twofour.eligibility.totals import count_totals
-from twofour.frozen import frozen
 from twofour.logs.sparsity import without_profile
+from twofour.records import frozen
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
 from twofour.records.export import Gpu
 from twofour.records.log import Build, EngineLayer

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from twofour.eligibility.predict import not_covered_lines
 from twofour.eligibility.remedies import has_code
 from twofour.errors import BadInputError
-from twofour.frozen import frozen
+from twofour.records import frozen
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
 from twofour.records.weights import NotCovered, Reason, ReasonCode
 from twofour.words import count

@@ -17,8 +17,8 @@ from twofour.eligibility.node_names import (
     StatedNames,
     split_name,
 )
-from twofour.frozen import frozen
 from twofour.logs.sparsity import without_profile
+from twofour.records import frozen
 from twofour.records.export import GraphNode
 
 COPY = re.compile(

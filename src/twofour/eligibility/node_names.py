@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import cached_property
 from itertools import chain, islice
 
-from twofour.frozen import frozen
+from twofour.records import frozen
 from twofour.records.export import GraphNode
 
 _POINTWISE = "PWN("

@@ -7,7 +7,7 @@ from enum import Enum
 from math import prod
 
 from twofour.eligibility.build_facts import BuildFacts, Case, version_numbers
-from twofour.frozen import frozen
+from twofour.records import frozen
 from twofour.records.eligibility import VerdictName
 from twofour.records.export import FIRST_WITH_SPARSE
 from twofour.records.weights import HARDWARE_PATTERN, Reason, ReasonCode

@@ -19,9 +19,9 @@ from twofour.eligibility.build_evidence import (
 )
 from twofour.eligibility.layer_nodes import EngineName, LayerNodes, find_nodes
 from twofour.eligibility.node_names import REGION, NodeIndex
-from twofour.frozen import frozen
 from twofour.logs.sparsity import constituents, unlisted_choices
 from twofour.logs.tactics import DLA
+from twofour.records import frozen
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.export import GraphNode
 from twofour.records.log import (

@@ -21,8 +21,8 @@ from typing import TypeVar
 import psutil
 
 from twofour.engines.protocol import ENGINES, Untyped
-from twofour.frozen import frozen
 from twofour.packages import installed_version
+from twofour.records import frozen
 from twofour.records.export import Gpu
 from twofour.records.latency import Clocks, Machine, RoundLoad
 

@@ -12,8 +12,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError
-from twofour.frozen import frozen
 from twofour.packages import with_parts
+from twofour.records import frozen
 
 if TYPE_CHECKING:  # the command line reads the rows for its options
     from pathlib import Path

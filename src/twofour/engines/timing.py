@@ -29,8 +29,8 @@ from twofour.engines.onnxruntime.engine import as_timed
 from twofour.engines.onnxruntime.session import LEVELS, OrtSession
 from twofour.engines.protocol import EngineRow, OpenRequest, ProgressCallback, TimedModel
 from twofour.errors import BuildFailedError, TwofourError
-from twofour.frozen import frozen
 from twofour.inputs.fits import Arrays
+from twofour.records import frozen
 from twofour.records.latency import ComparedVariant, RoundLoad
 from twofour.words import in_seconds
 

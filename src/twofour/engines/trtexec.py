@@ -10,7 +10,7 @@ from itertools import permutations
 from twofour.eligibility.build_facts import Typing, never_weakly_typed, typing_of
 from twofour.engines.tensorrt.bindings import Precisions
 from twofour.errors import BadInputError
-from twofour.frozen import frozen
+from twofour.records import frozen
 from twofour.records.export import TrtexecRounds, TrtexecVariant
 from twofour.records.options import AllowedType, BuildOptions, ShapeProfile, Variant
 from twofour.words import MIB

@@ -23,8 +23,8 @@ from twofour.errors import BadInputError
 from twofour.export.float32 import FLOAT16_MAX, MASKED
 from twofour.export.ir_models import new_name, taken_names
 from twofour.export.model_code import describe_error
-from twofour.frozen import frozen
 from twofour.inputs.fits import Array, float32_array
+from twofour.records import frozen
 
 FakeQuantize = Any
 """Rounds in quantization-aware training: a module of torch.ao's, or of torchao's copy of it."""

@@ -22,10 +22,10 @@ from twofour.export.ir_models import (
     save,
     taken_names,
 )
-from twofour.frozen import frozen
 from twofour.graph.files import Array
 from twofour.graph.layers import FLOAT_ON_PURPOSE
 from twofour.graph.opened import OpenedModel
+from twofour.records import frozen
 from twofour.records.options import Precision
 from twofour.records.weights import LARGEST_PASSED_OVER
 from twofour.words import count, listed

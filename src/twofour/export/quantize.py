@@ -29,11 +29,11 @@ from twofour.export.ir_models import (
     new_name,
     taken_names,
 )
-from twofour.frozen import frozen
 from twofour.graph.files import Array, load_external
 from twofour.graph.layers import FLOAT_ON_PURPOSE
 from twofour.graph.opened import OpenedModel, has_half, open_onnx, widen
 from twofour.graph.trace import DEQUANTIZE
+from twofour.records import frozen
 from twofour.words import count, share
 
 _TRIED = 2.0 ** (np.arange(6, -16, -1) / 3)

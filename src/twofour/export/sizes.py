@@ -18,8 +18,8 @@ from torch.utils import _pytree as pytree
 from twofour.errors import BadInputError
 from twofour.export.calls import BoundCall, copy_with, in_eval_mode, tensor_names, with_tensors
 from twofour.export.model_code import describe_error
-from twofour.frozen import frozen
 from twofour.inputs.fits import sizes_by_symbol
+from twofour.records import frozen
 from twofour.records.export import TensorShape
 from twofour.records.options import DynamicAxis, SizeRange
 

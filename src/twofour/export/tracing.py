@@ -48,11 +48,11 @@ from twofour.export.sizes import (
     with_batch,
     without_ones,
 )
-from twofour.frozen import frozen
 from twofour.graph.files import numpy_dtype
 from twofour.graph.opened import range_metadata
 from twofour.graph.stored import Store, StoredTensor
 from twofour.inputs.fits import float32_array
+from twofour.records import frozen
 from twofour.records.export import LayerMap
 from twofour.records.options import ExportOptions, Precision
 from twofour.store import writing

@@ -20,7 +20,7 @@ from twofour.eligibility.build_facts import NO_SPARSE_INT8
 from twofour.errors import BadInputError
 from twofour.forecasting.gpus import gpu_named, table_rows
 from twofour.forecasting.roofline import BYTES, KEPT, Array, Terms, fitted_terms, kernel_us
-from twofour.frozen import frozen
+from twofour.records import frozen
 from twofour.records.export import WITHOUT_SPARSE_INT8
 from twofour.records.forecast import Basis, GpuKind, ProductTimes
 from twofour.records.options import MathPrecision

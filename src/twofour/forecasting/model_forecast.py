@@ -23,10 +23,10 @@ from twofour.forecasting.gpus import all_gpus, gpu_named, is_older
 from twofour.forecasting.kernels import IN_CACHE, measured_products, times_of_products
 from twofour.forecasting.products import Product, Work, find_work, shapes_at
 from twofour.forecasting.roofline import BYTES, KEPT
-from twofour.frozen import frozen
 from twofour.graph.opened import OpenedModel
 from twofour.inputs.fits import Shapes, batch_names
 from twofour.logs.layer_info import read_profile
+from twofour.records import frozen
 from twofour.records.eligibility import EligibilityReport, VerdictName
 from twofour.records.export import LayerMap, TensorShape
 from twofour.records.forecast import (

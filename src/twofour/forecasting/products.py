@@ -9,13 +9,13 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from twofour.errors import BadInputError
-from twofour.frozen import frozen
 from twofour.graph.layers import graph_runs, multiply_adds, repeated
 from twofour.graph.opened import OpenedModel
 from twofour.graph.scope import Node, Scope, attribute, is_standard, scopes, tensor_shape
 from twofour.graph.shapes import with_shapes
 from twofour.graph.trace import DEQUANTIZE, LOOKUPS, QUANTIZE
 from twofour.inputs.fits import Shapes, batch_names
+from twofour.records import frozen
 from twofour.records.export import ANONYMOUS, TensorShape
 from twofour.records.weights import Weight
 

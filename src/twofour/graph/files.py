@@ -12,7 +12,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from twofour.errors import BadInputError, naming
-from twofour.frozen import frozen
+from twofour.records import frozen
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -12,7 +12,6 @@ import numpy as np
 import onnx
 
 from twofour.errors import BadInputError
-from twofour.frozen import frozen
 from twofour.graph.files import DTYPES, dtype_name, is_groupable, is_readable, read_tensor, shape_of
 from twofour.graph.scope import Node, Scope, attribute, integer, is_standard, tensor_shape
 from twofour.graph.trace import (
@@ -25,6 +24,7 @@ from twofour.graph.trace import (
     trace,
     traced_shapes,
 )
+from twofour.records import frozen
 from twofour.records.weights import Reason, ReasonCode, Weight, shared
 
 _OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum")

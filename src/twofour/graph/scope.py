@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from twofour.errors import BadInputError
-from twofour.frozen import frozen
 from twofour.graph.files import shape_of, subgraphs, with_subgraphs
+from twofour.records import frozen
 from twofour.records.export import STANDARD_DOMAINS, qualified_op
 
 _RANDOM = ("Bernoulli", "Multinomial", "RandomNormalLike", "RandomUniformLike")

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from twofour.errors import BadInputError, system_errors
-from twofour.frozen import frozen
 from twofour.graph.files import Array, map_region, numpy_dtype
+from twofour.records import frozen
 
 _DTYPES = {
     "F64": "float64",

@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 
 from twofour.errors import BadInputError
-from twofour.frozen import frozen
 from twofour.graph.files import Array, read_tensor, shape_of
 from twofour.graph.scope import (
     Node,
@@ -21,6 +20,7 @@ from twofour.graph.scope import (
     is_standard,
     tensor_shape,
 )
+from twofour.records import frozen
 from twofour.records.weights import Reason, ReasonCode
 
 CUTS = ("Split", "Slice")

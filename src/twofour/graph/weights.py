@@ -18,7 +18,6 @@ from pathlib import Path
 import onnx
 
 from twofour.errors import naming
-from twofour.frozen import frozen
 from twofour.graph.files import is_external, shape_of, storage_key
 from twofour.graph.layers import (
     Layer,
@@ -30,6 +29,7 @@ from twofour.graph.layers import (
 )
 from twofour.graph.scope import Node, Place, Scope, function_scopes, scopes
 from twofour.graph.trace import CUTS, DEQUANTIZE, FOLLOWED
+from twofour.records import frozen
 from twofour.records.weights import (
     LARGEST_PASSED_OVER,
     NotCovered,

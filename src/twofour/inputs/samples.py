@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twofour.errors import BadInputError
-from twofour.frozen import frozen
 from twofour.inputs.fits import (
     Array,
     Arrays,
@@ -24,6 +23,7 @@ from twofour.inputs.fits import (
     shapes_of,
     sizes_by_symbol,
 )
+from twofour.records import frozen
 from twofour.records.export import ANONYMOUS
 from twofour.records.options import CalibrationOptions
 from twofour.records.weights import Calibration

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from itertools import permutations
 
 from twofour.errors import BadInputError
-from twofour.frozen import frozen
 from twofour.latency.noise import Pair, floor_of, own_floor
 from twofour.latency.ratios import Measurements, ratio_of
 from twofour.logs.facts import finite_number
+from twofour.records import frozen
 from twofour.records.latency import (
     ComparedVariant,
     LatencyComparison,

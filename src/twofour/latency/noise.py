@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from twofour.frozen import frozen
+from twofour.records import frozen
 from twofour.records.latency import (
     ComparedVariant,
     NoiseFloor,

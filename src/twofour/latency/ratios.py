@@ -10,7 +10,6 @@ from math import fsum
 from typing import TypeAlias
 
 from twofour.eligibility.layer_nodes import find_nodes, index_nodes
-from twofour.frozen import frozen
 from twofour.latency.noise import (
     Pair,
     floor_of,
@@ -22,6 +21,7 @@ from twofour.latency.noise import (
     twin_of,
     widened,
 )
+from twofour.records import frozen
 from twofour.records.export import GraphNode
 from twofour.records.latency import (
     ComparedVariant,

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from twofour.eligibility.build_evidence import BuildEvidence, ChosenBuild, choose_build
 from twofour.eligibility.reasons import REASONS
 from twofour.errors import BadInputError, naming, system_errors
-from twofour.frozen import frozen
 from twofour.inputs.fits import batch_names, shapes_of, sizes_by_symbol, stored_arrays
 from twofour.pipeline.folder import INPUTS, LAYERS
+from twofour.records import frozen
 from twofour.records.export import ANONYMOUS, GraphNode, LayerMap, LayerName, TrtexecFolder
 from twofour.records.log import SparsityFlag
 from twofour.records.weights import PruneResult, Reason, ReasonCode, Weight

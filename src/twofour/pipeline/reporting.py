@@ -20,7 +20,6 @@ from twofour.eligibility.predict import not_covered_lines, not_exported, predict
 from twofour.engines.machine import find_gpu
 from twofour.engines.protocol import ENGINES
 from twofour.errors import BadInputError
-from twofour.frozen import frozen
 from twofour.graph.opened import OpenedModel, inlined, open_onnx
 from twofour.graph.weights import find_weights
 from twofour.inputs.examples import example_shapes
@@ -58,6 +57,7 @@ from twofour.pipeline.folder import (
 from twofour.pipeline.stages import Run, Stage, StageOutput
 from twofour.pruning.selection import sharing_reasons, wanted_by_default
 from twofour.pruning.verify import check_onnx
+from twofour.records import frozen
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.export import Accuracy, ExportResult, Gpu, LayerMap
 from twofour.records.latency import LatencyComparison

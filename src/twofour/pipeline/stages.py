@@ -26,7 +26,6 @@ from twofour.eligibility.build_facts import (
 from twofour.engines.protocol import ENGINES, EngineRow, choose_engine
 from twofour.engines.tensorrt.bindings import opset_for
 from twofour.errors import BadInputError
-from twofour.frozen import frozen
 from twofour.graph.opened import OpenedModel, OpenedModels
 from twofour.inputs.examples import (
     asked_shapes,
@@ -53,6 +52,7 @@ from twofour.pruning.methods import (
     refuse_without_data,
     without_data,
 )
+from twofour.records import frozen
 from twofour.records.export import EngineStatus, LayerMap, OnnxFile
 from twofour.records.options import LossKind, Precision, RunOptions, Variant
 from twofour.records.run import ExportedVariant, StageRecord, VariantCheck

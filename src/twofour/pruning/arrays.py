@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 
 from twofour.errors import BadInputError, naming
-from twofour.frozen import frozen
 from twofour.inputs.fits import Array
 from twofour.pattern import count_zeros
 from twofour.pruning.methods import InPlace, left_to, without_data
 from twofour.pruning.methods.magnitude import Outcome
 from twofour.pruning.selection import Choice, axis_conflict, choose, pruned_weight
+from twofour.records import frozen
 from twofour.records.weights import (
     Calibration,
     Pattern,

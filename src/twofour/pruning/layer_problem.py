@@ -22,7 +22,6 @@ from typing import Any
 from array_api_compat import array_namespace, device, is_numpy_array
 
 from twofour.errors import BadInputError
-from twofour.frozen import frozen
 from twofour.pruning.matrices import Layout, to_stack
 from twofour.pruning.methods.problem import Array, Problem
 from twofour.pruning.statistics import (
@@ -34,6 +33,7 @@ from twofour.pruning.statistics import (
     drifted,
     mean_diagonal,
 )
+from twofour.records import frozen
 from twofour.records.weights import Pattern
 
 _TILE = 128

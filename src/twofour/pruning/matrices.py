@@ -16,8 +16,8 @@ import numpy as np
 from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 
-from twofour.frozen import frozen
 from twofour.pruning.methods.problem import Array
+from twofour.records import frozen
 
 
 @frozen

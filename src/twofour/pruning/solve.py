@@ -13,7 +13,6 @@ from typing import Any
 from array_api_compat import array_namespace, is_numpy_array
 
 from twofour.errors import BadInputError
-from twofour.frozen import frozen
 from twofour.pruning.layer_problem import (
     AIM_SHARE,
     LayerProblem,
@@ -39,6 +38,7 @@ from twofour.pruning.statistics import (
     output_means,
     output_squares,
 )
+from twofour.records import frozen
 from twofour.records.options import MethodOptions
 from twofour.records.weights import OutputError, Solution
 from twofour.words import count

@@ -15,10 +15,10 @@ import numpy as np
 from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 
-from twofour.frozen import frozen
 from twofour.pruning.matrices import Layout
 from twofour.pruning.methods.problem import Array, cholesky, plus_diagonal
 from twofour.pruning.resources import one_blas_thread, side_by_side
+from twofour.records import frozen
 
 _WIDE = 4096
 """Inputs from which on the sums are float32: float64 would take 128 MiB and more."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from enum import Enum
 
-from twofour.frozen import frozen
+from twofour.records import frozen
 from twofour.records.export import Gpu
 from twofour.records.forecast import ForecastCell, LayerForecast
 from twofour.records.weights import (

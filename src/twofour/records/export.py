@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import isnan, prod
 from typing import ClassVar
 
-from twofour.frozen import frozen
+from twofour.records import frozen
 from twofour.records.options import BuildOptions, Precision, SizeRange, Variant
 from twofour.records.weights import SCHEMA_VERSION, Record, Validation
 

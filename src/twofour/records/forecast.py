@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from twofour.frozen import frozen
+from twofour.records import frozen
 from twofour.records.export import Gpu
 from twofour.records.options import MathPrecision
 from twofour.records.weights import SCHEMA_VERSION, Report

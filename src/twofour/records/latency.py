@@ -13,7 +13,7 @@ from dataclasses import field
 from enum import Enum
 
 from twofour.errors import BadInputError
-from twofour.frozen import frozen
+from twofour.records import frozen
 from twofour.records.export import Host, LayerTime, OutputAgreement
 from twofour.records.options import CompareOptions
 from twofour.records.weights import SCHEMA_VERSION, Report

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from twofour.frozen import frozen
+from twofour.records import frozen
 from twofour.records.weights import Report
 
 LOG_SCHEMA_VERSION = 1

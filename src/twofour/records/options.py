@@ -8,7 +8,7 @@ from math import inf
 from pathlib import Path
 
 from twofour.errors import BadInputError
-from twofour.frozen import frozen
+from twofour.records import frozen
 from twofour.records.weights import HARDWARE_PATTERN, Pattern, Selection
 
 LARGEST_SEED = 2**63 - 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import field
 
-from twofour.frozen import frozen
+from twofour.records import frozen
 from twofour.records.eligibility import EligibilityReport, ShareUnit
 from twofour.records.export import (
     Accuracy,

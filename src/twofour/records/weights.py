@@ -10,7 +10,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from twofour.errors import BadInputError
-from twofour.frozen import frozen
+from twofour.records import frozen
 
 if TYPE_CHECKING:
     from pandas import DataFrame

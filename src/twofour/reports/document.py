@@ -12,7 +12,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import ClassVar, TypeAlias, TypeVar
 
-from twofour.frozen import frozen
+from twofour.records import frozen
 from twofour.words import figure, name_cell, printable
 
 _T = TypeVar("_T")

@@ -15,7 +15,7 @@ from twofour.eligibility.totals import (
     counted_once,
     weights_by_status,
 )
-from twofour.frozen import frozen
+from twofour.records import frozen
 from twofour.records.eligibility import (
     EligibilityReport,
     EligibilitySummary,

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from twofour.errors import BadInputError
 from twofour.export.model_code import described
-from twofour.frozen import frozen
 from twofour.inputs.examples import RANDOM
 from twofour.packages import installed_version
+from twofour.records import frozen
 from twofour.records.options import ExampleInputs
 from twofour.sources.source import (
     IN_MEMORY,

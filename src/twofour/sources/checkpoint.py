@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from twofour.errors import BadInputError, first_line, system_errors
 from twofour.export.model_code import described
-from twofour.frozen import frozen
 from twofour.graph.stored import read_header
+from twofour.records import frozen
 from twofour.sources.source import CONFIG, MODULES, import_extra
 from twofour.store import sha256_file
 

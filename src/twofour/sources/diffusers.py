@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from twofour.errors import BadInputError
 from twofour.export.model_code import described, silenced
-from twofour.frozen import frozen
 from twofour.inputs.examples import RANDOM
+from twofour.records import frozen
 from twofour.records.options import DynamicAxis, ExampleInputs
 from twofour.sources.checkpoint import Checkpoint, read_checkpoint, read_json_object
 from twofour.sources.hf import SIZES_DIFFER, Built, HfSource, set_forward, trained, without_values

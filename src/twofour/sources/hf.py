@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from twofour.errors import BadInputError, MissingToolError
 from twofour.export.model_code import described, silenced
-from twofour.frozen import frozen
 from twofour.graph.stored import Store, StoredTensor, read_stores
 from twofour.inputs.examples import GIVEN, RANDOM
 from twofour.packages import installed_version
+from twofour.records import frozen
 from twofour.records.options import DynamicAxis, ExampleInputs
 from twofour.sources.checkpoint import (
     Checkpoint,

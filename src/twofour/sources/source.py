@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from twofour.errors import BadInputError, MissingToolError
-from twofour.frozen import frozen
 from twofour.inputs.examples import GIVEN, RANDOM
 from twofour.inputs.fits import read_arrays
 from twofour.packages import how_to_install
+from twofour.records import frozen
 from twofour.records.options import DynamicAxis, ExampleInputs, Trust
 from twofour.store import sha256_bytes, sha256_file
 

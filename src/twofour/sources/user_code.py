@@ -20,8 +20,8 @@ import numpy as np
 
 from twofour.errors import BadInputError
 from twofour.export.model_code import described
-from twofour.frozen import frozen
 from twofour.inputs.fits import Arrays
+from twofour.records import frozen
 from twofour.sources.source import key_of, path_of
 from twofour.store import sha256_file
 from twofour.words import count

@@ -27,8 +27,8 @@ from torch.utils import _pytree as pytree
 from twofour.errors import BadInputError
 from twofour.export.calls import without_fast_path
 from twofour.export.model_code import described
-from twofour.frozen import frozen
 from twofour.inputs.samples import BATCH_SAMPLES, Batch, CalibrationData
+from twofour.records import frozen
 from twofour.records.run import Finetuning, HeldOut
 from twofour.records.weights import Pattern
 from twofour.sources.calibration.kinds import calibration_record

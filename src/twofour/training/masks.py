@@ -17,9 +17,9 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from twofour.errors import BadInputError, PatternBrokenError
-from twofour.frozen import frozen
 from twofour.pattern import check
 from twofour.pruning.torch import BITS, is_plain, layer_weights
+from twofour.records import frozen
 from twofour.records.weights import Pattern
 from twofour.words import keys_listed
 

@@ -14,8 +14,8 @@ from twofour.engines.onnxruntime.session import LEVELS, OrtSession
 from twofour.engines.protocol import Builder, BuildRequest, EngineRow, ProgressCallback, no_progress
 from twofour.engines.timing import EngineTimes, RoundPlan, TimedRequest, time_engines
 from twofour.errors import BuildFailedError
-from twofour.frozen import frozen
 from twofour.inputs.fits import Array, Arrays
+from twofour.records import frozen
 from twofour.records.export import EngineStatus, FailedTry, TensorShape, VariantBuild
 from twofour.records.run import OriginalOutputs, VariantCheck
 from twofour.workers.process import (

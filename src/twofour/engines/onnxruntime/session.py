@@ -23,8 +23,8 @@ import numpy as np
 from twofour.engines.machine import find_gpu, usable_cores
 from twofour.engines.protocol import Untyped
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError, first_line
-from twofour.frozen import frozen
 from twofour.inputs.fits import Array, Arrays, fit_inputs, numpy_type
+from twofour.records import frozen
 from twofour.records.export import TensorShape
 
 CPU = "CPUExecutionProvider"

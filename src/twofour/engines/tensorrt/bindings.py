@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, TextIO
 from twofour.engines.machine import find_gpu
 from twofour.engines.protocol import Untyped
 from twofour.errors import BuildFailedError, first_line, system_errors
-from twofour.frozen import frozen
 from twofour.packages import __version__
+from twofour.records import frozen
 from twofour.records.export import EngineStatus
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from twofour.engines.protocol import Mode, OpenRequest, TimedModel, Untyped
 from twofour.engines.tensorrt.plan import MODES as TENSORRT_MODES
 from twofour.errors import BuildFailedError, MissingToolError, TwofourError, first_line
-from twofour.frozen import frozen
 from twofour.inputs.fits import Array, Arrays, fit_inputs, float32_array
 from twofour.pattern import check
+from twofour.records import frozen
 from twofour.records.export import EngineStatus, LayerTime, TensorShape
 from twofour.records.latency import VariantSettings
 from twofour.records.weights import HARDWARE_PATTERN

@@ -41,7 +41,6 @@ from twofour.calibrate.pieces import (
 )
 from twofour.engines.onnxruntime.session import LEVELS, CannotRunError
 from twofour.errors import BadInputError, BuildFailedError, naming
-from twofour.frozen import frozen
 from twofour.graph.files import Array
 from twofour.graph.opened import OpenedModel, has_half
 from twofour.inputs.fits import save_arrays, stored_arrays
@@ -54,6 +53,7 @@ from twofour.pruning.methods import DEFAULT_WITHOUT_DATA, left_to, method_named,
 from twofour.pruning.onnx import choices_of
 from twofour.pruning.solve import LayerSolver, SolvedLayer
 from twofour.pruning.statistics import Statistics, added
+from twofour.records import frozen
 from twofour.records.weights import Calibration, Solution, shared
 from twofour.sources.calibration.kinds import calibration_record, onnx_inputs
 from twofour.store import link_or_copy

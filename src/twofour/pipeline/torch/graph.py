@@ -18,13 +18,13 @@ import numpy as np
 
 from twofour.engines.machine import available_bytes
 from twofour.errors import BadInputError
-from twofour.frozen import frozen
 from twofour.graph.stored import Store, StoredTensor, read_stores
 from twofour.inputs.fits import save_arrays, shapes_of
 from twofour.pipeline.folder import INPUTS, STAGES, reference_name
 from twofour.pipeline.stages import Run, Stage, StageOutput
 from twofour.pipeline.torch.pruning import name_frozen
 from twofour.pipeline.torch.weight_files import save_tensors
+from twofour.records import frozen
 from twofour.records.export import OnnxFile
 from twofour.records.options import ExportOptions, Precision, RunOptions, Variant
 from twofour.records.run import ExportedVariant, OtherSizes

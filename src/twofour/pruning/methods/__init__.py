@@ -8,7 +8,6 @@ from typing import Any
 from array_api_compat import array_namespace
 
 from twofour.errors import BadInputError
-from twofour.frozen import frozen
 from twofour.pruning.methods import admm, keep, sparsegpt, wanda
 from twofour.pruning.methods.magnitude import Outcome, prune_in_place
 from twofour.pruning.methods.problem import (
@@ -19,6 +18,7 @@ from twofour.pruning.methods.problem import (
     best_of_groups,
     masked,
 )
+from twofour.records import frozen
 from twofour.records.options import CalibrationOptions, MethodOptions
 from twofour.records.weights import Pattern
 

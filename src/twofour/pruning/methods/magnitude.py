@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twofour.errors import BadInputError
-from twofour.frozen import frozen
 from twofour.inputs.fits import numpy_type
 from twofour.pattern import TILE, as_bits, normalize_axis, split_tail, tiles
+from twofour.records import frozen
 from twofour.records.weights import Pattern
 
 

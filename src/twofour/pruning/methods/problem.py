@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from twofour.frozen import frozen
+from twofour.records import frozen
 from twofour.records.weights import Pattern
 
 Array = Any

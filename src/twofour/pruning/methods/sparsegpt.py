@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from array_api_compat import array_namespace
 
-from twofour.frozen import frozen
 from twofour.pruning.methods.problem import Array, Problem, best_of_groups, cholesky, damped, masked
+from twofour.records import frozen
 
 _BLOCK = 128
 """Inputs whose updates are applied to the rest of the matrix in one product."""

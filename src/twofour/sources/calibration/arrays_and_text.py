@@ -16,7 +16,6 @@ import numpy as np
 
 from twofour.errors import BadInputError, system_errors
 from twofour.export.model_code import described
-from twofour.frozen import frozen
 from twofour.graph.files import map_region
 from twofour.graph.stored import read_header
 from twofour.inputs.fits import Array, Arrays, numpy_type
@@ -35,6 +34,7 @@ from twofour.inputs.samples import (
     per_sample,
     usable_samples,
 )
+from twofour.records import frozen
 from twofour.sources.checkpoint import (
     has_tokenizer,
     open_tokenizer,

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twofour.errors import BadInputError
-from twofour.frozen import frozen
 from twofour.inputs.fits import torch_type_name
 from twofour.inputs.samples import (
     CalibrationData,
@@ -20,6 +19,7 @@ from twofour.inputs.samples import (
     ModelInput,
     ModelInputs,
 )
+from twofour.records import frozen
 from twofour.records.export import ANONYMOUS, TensorShape
 from twofour.records.options import CalibrationOptions
 from twofour.records.weights import Calibration

@@ -18,7 +18,6 @@ import numpy as np
 
 from twofour.errors import BadInputError, system_errors
 from twofour.export.model_code import described
-from twofour.frozen import frozen
 from twofour.inputs.fits import Array, Arrays, array_from_tensor, tensor_from_array
 from twofour.inputs.samples import (
     MASKS,
@@ -31,6 +30,7 @@ from twofour.inputs.samples import (
     fit_batch,
     usable_samples,
 )
+from twofour.records import frozen
 from twofour.sources.source import positional_parameters
 from twofour.words import listed
 
