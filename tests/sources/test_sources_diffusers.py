@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -193,19 +192,6 @@ def test_shapes_that_are_named_replace_those_of_single_inputs(tmp_path: Path) ->
     assert tuple(_output(loaded).shape) == (2, 4, 16, 8)
 
 
-def test_inputs_of_a_file_are_taken_as_they_are(tmp_path: Path) -> None:
-    arrays: dict[str, np.ndarray] = {
-        "sample": np.zeros((1, 4, 8, 8), np.float32),
-        "timestep": np.array([7], np.int64),
-        "encoder_hidden_states": np.zeros((1, 5, 16), np.float32),
-    }
-    np.savez(tmp_path / "x.npz", **arrays)  # type: ignore[arg-type]  # no array is allow_pickle
-    options = ExampleInputs(inputs=str(tmp_path / "x.npz"))
-    loaded = _source(_unet(tmp_path / "unet"), options).load()
-    assert _shapes(loaded) == {name: array.shape for name, array in arrays.items()}
-    assert loaded.kwargs["timestep"].dtype == torch.int64
-
-
 def test_shards_are_read_by_their_index(tmp_path: Path) -> None:
     whole = _source(_unet(tmp_path / "whole"))
     parts = _source(_unet(tmp_path / "parts", max_shard_size="100KB"))
@@ -255,12 +241,6 @@ def test_another_class_of_diffusers_is_refused_with_those_that_can_be_read(tmp_p
     assert f"{tmp_path / 'config.json'} names the class UNet1DModel" in text
     assert "UNet2DConditionModel, AutoencoderKL, SD3Transformer2DModel, Flux" in text
     assert "file.py:callable" in text
-
-
-def test_a_folder_without_weights_is_refused_by_the_names_of_files(tmp_path: Path) -> None:
-    (_unet(tmp_path) / "diffusion_pytorch_model.safetensors").unlink()
-    assert "has no weights: neither" in _message(tmp_path)
-    assert "nor diffusion_pytorch_model.safetensors" in _message(tmp_path)
 
 
 def test_a_configuration_of_other_sizes_than_the_weights_is_refused(tmp_path: Path) -> None:

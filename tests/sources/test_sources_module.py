@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,14 +41,8 @@ def module() -> Scaled:
     return Scaled().train()
 
 
-def _did(module: nn.Module, inputs: object, out: Path) -> list[str]:
-    recorder = Recorder()
-    resumed = replace(FLOAT32, resume=True)
-    run_all(ModuleSource(module, inputs, ExampleInputs()), out, resumed, recorder)
-    return recorder.did
-
-
 def test_a_module_goes_through_the_chain_and_stays_as_it_is(module: Scaled, tmp_path: Path) -> None:
+    """It cannot be loaded again: `compare` takes the files of the run."""
     before = copy.deepcopy(module.state_dict())
     result = twofour.run(module, torch.randn(4, 32), out=tmp_path / "run", options=FLOAT32)
     assert [v.layer for v in result.report.verdicts] == ["one", "two"]
@@ -57,6 +50,9 @@ def test_a_module_goes_through_the_chain_and_stays_as_it_is(module: Scaled, tmp_
     assert not twofour.validate(tmp_path / "run").broken
     assert module.training
     assert all(torch.equal(module.state_dict()[name], value) for name, value in before.items())
+    compared = open_compared([tmp_path / "run"], None, CompareOptions())
+    assert [model.torch for model in compared.models] == [None, None]
+    assert all(model.onnx is not None for model in compared.models)
 
 
 @pytest.mark.parametrize(
@@ -76,22 +72,12 @@ def test_inputs_may_be_a_tensor_a_tuple_or_a_dict(module: Scaled, inputs: object
     assert not loaded.module.training
 
 
-def test_the_same_module_is_found_done_and_a_changed_one_is_not(
-    module: Scaled, tmp_path: Path
-) -> None:
-    inputs = torch.randn(4, 32)
-    assert _did(module, inputs, tmp_path / "run")
-    assert _did(copy.deepcopy(module).eval(), inputs.clone(), tmp_path / "run") == []
-    with torch.no_grad():
-        module.one.weight[0, 0] += 1
-    assert "prune" in _did(module, inputs, tmp_path / "run")
-
-
 def test_weights_settings_inputs_and_structure_are_in_the_key(module: Scaled) -> None:
-    def key(inputs: torch.Tensor) -> str:
+    def key(inputs: torch.Tensor, module: nn.Module = module) -> str:
         return ModuleSource(module, inputs, ExampleInputs()).key()
 
     ones = torch.ones(4, 32)
+    assert key(ones) == key(ones.clone(), copy.deepcopy(module).eval())
     keys = [key(ones), key(ones * 2), key(torch.ones(5, 32))]
     module.scale = 3.0
     keys.append(key(ones))
@@ -100,15 +86,6 @@ def test_weights_settings_inputs_and_structure_are_in_the_key(module: Scaled) ->
     module.one = nn.Sequential(module.one)  # type: ignore[assignment]  # another structure
     keys.append(key(ones))
     assert len(set(keys)) == len(keys)
-
-
-def test_compare_takes_the_files_of_a_module_in_memory_which_cannot_be_loaded_again(
-    module: Scaled, tmp_path: Path
-) -> None:
-    twofour.run(module, torch.randn(4, 32), out=tmp_path / "run", options=FLOAT32)
-    compared = open_compared([tmp_path / "run"], None, CompareOptions())
-    assert [model.torch for model in compared.models] == [None, None]
-    assert all(model.onnx is not None for model in compared.models)
 
 
 @pytest.mark.parametrize(

@@ -37,12 +37,6 @@ def test_what_a_function_may_give(tmp_path: Path, body: str) -> None:
     assert values[:, 0].tolist() == [0] * 4 + [1] * 4 + [2] * 4
 
 
-def test_random_numbers_are_seeded(tmp_path: Path) -> None:
-    text = code(tmp_path, "def batches():\n    yield np.random.rand(4, 3)\n")
-    first, second = (next(opened(text, MODEL).batches()).arrays["x"] for _ in range(2))
-    assert np.array_equal(first, second)
-
-
 def test_the_key_follows_the_code_and_runs_nothing(tmp_path: Path) -> None:
     text = code(tmp_path, "raise SystemExit\n")
     key = calibration_key(CalibrationOptions(data=text), None)
@@ -72,8 +66,3 @@ def test_code_that_fails_is_named_with_its_line(tmp_path: Path, body: str, reaso
     with pytest.raises(BadInputError, match=f"^{text}") as caught:
         opened(text, MODEL)
     assert caught.match(reason)
-
-
-def test_a_file_that_is_missing_is_named() -> None:
-    with pytest.raises(BadInputError, match=r"missing\.py is not"):
-        opened("missing.py:batches", MODEL)
