@@ -84,52 +84,6 @@ def test_a_module_for_which_memory_is_short_is_never_made(
     assert "GB of memory" in (result.accuracy.not_compared or "")
 
 
-SMALL = """
-import torch
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.query, self.key, self.out = (torch.nn.Linear(32, 32) for _ in range(3))
-
-    def forward(self, x):
-        return self.out(self.query(x) + self.key(x).relu())
-
-def make():
-    return Net(), torch.randn(2, 5, 32)
-"""
-
-
-TIED = """
-import torch
-from torch import nn
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.table = nn.Embedding(512, 64)
-        self.inner = nn.Linear(64, 64)
-        self.head = nn.Linear(64, 512, bias=False)
-        self.head.weight = self.table.weight
-
-    def forward(self, x):
-        return self.head(self.inner(self.table(x)))
-
-def make():
-    return Net(), torch.zeros(2, 5, dtype=torch.int64)
-"""
-
-
-def test_a_head_tied_to_a_table_alone_is_shared_in_a_forecast_without_weights(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "tied.py").write_text(TIED)
-    asked = ForecastOptions(gpus=("A100",), batches=(8,))
-    (cell,) = run_forecast(f"{tmp_path / 'tied.py'}:make", asked, RunOptions()).cells
-    reasons = {layer.layer: layer.reason[:14] for layer in cell.layers}
-    assert reasons == {"inner": "SMALL_CHANNELS", "head": "SHARED_WEIGHT:"}
-
-
 @pytest.mark.parametrize(
     ("kind", "model_type"),
     [("LlamaForCausalLM", "llama"), ("BertModel", "bert"), ("MixtralForCausalLM", "mixtral")],
@@ -154,8 +108,36 @@ def test_a_configuration_alone_is_forecast(kind: str, model_type: str, tmp_path:
     assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
 
 
-def test_small_layers_without_weights_are_not_taken_for_one(tmp_path: Path) -> None:
-    (tmp_path / "small.py").write_text(SMALL)
+TIED = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(512, 32)
+        self.query, self.key = nn.Linear(32, 32), nn.Linear(32, 32)
+        self.head = nn.Linear(32, 512, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, x):
+        x = self.table(x)
+        return self.head(self.query(x) + self.key(x).relu())
+
+def make():
+    return Net(), torch.zeros(2, 5, dtype=torch.int64)
+"""
+
+
+def test_without_weights_a_tied_head_is_shared_and_small_layers_are_not_taken_for_one(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "tied.py").write_text(TIED)
     asked = ForecastOptions(gpus=("A100",), batches=(8,))
-    (cell,) = run_forecast(f"{tmp_path / 'small.py'}:make", asked, RunOptions()).cells
-    assert [layer.layer for layer in cell.layers] == ["query", "key", "out"]
+    (cell,) = run_forecast(f"{tmp_path / 'tied.py'}:make", asked, RunOptions()).cells
+    reasons = {layer.layer: layer.reason[:14] for layer in cell.layers}
+    assert reasons == {
+        "query": "SMALL_CHANNELS",
+        "key": "SMALL_CHANNELS",
+        "head": "SHARED_WEIGHT:",
+    }

@@ -55,23 +55,6 @@ def test_a_module_goes_through_the_chain_and_stays_as_it_is(module: Scaled, tmp_
     assert all(model.onnx is not None for model in compared.models)
 
 
-@pytest.mark.parametrize(
-    "inputs",
-    [
-        torch.randn(4, 32),
-        (torch.randn(4, 32), torch.randn(4, 32)),
-        {"x": torch.randn(4, 32), "shift": torch.randn(4, 32)},
-        [torch.randn(4, 32)],
-    ],
-)
-def test_inputs_may_be_a_tensor_a_tuple_or_a_dict(module: Scaled, inputs: object) -> None:
-    loaded = ModuleSource(module, inputs, ExampleInputs()).load()
-    count = len(inputs) if isinstance(inputs, (tuple, list, dict)) else 1
-    assert len(loaded.args) + len(loaded.kwargs) == count
-    assert loaded.module is not module
-    assert not loaded.module.training
-
-
 def test_weights_settings_inputs_and_structure_are_in_the_key(module: Scaled) -> None:
     def key(inputs: torch.Tensor, module: nn.Module = module) -> str:
         return ModuleSource(module, inputs, ExampleInputs()).key()

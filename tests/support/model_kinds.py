@@ -97,10 +97,11 @@ class Tied(nn.Module):
 
 
 class ByHand(nn.Module):
-    """Parameters that the forward multiplies by itself, in four ways."""
+    """Parameters that the forward multiplies by itself, in four ways, and a matrix of the code."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.fixed = torch.randn(64, 64) / 8
         self.plain = nn.Parameter(torch.randn(64, 64) / 8)
         self.linear = nn.Parameter(torch.randn(64, 64) / 8)
         self.added = nn.Parameter(torch.randn(64, 64) / 8)
@@ -109,7 +110,7 @@ class ByHand(nn.Module):
         self.out = nn.Linear(16, 128)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = functional.linear(x @ self.plain, self.linear)
+        y = functional.linear(x @ self.fixed @ self.plain, self.linear)
         y = torch.addmm(self.bias, y, self.added)
         y = functional.conv2d(y.view(-1, 8, 2, 4), self.kernel, padding=1)
         z: Tensor = self.out(y.mean((2, 3)))

@@ -45,11 +45,16 @@ def test_the_samples_asked_for_are_cut_into_batches_in_order(
     assert (data.samples, data.notes) == (asked, ())
 
 
-def test_plain_members_are_mapped_and_not_read(tmp_path: Path, x_model: ModelInputs) -> None:
-    data = opened(npz(tmp_path / "x.npz", x=X, other=X), x_model)
+def test_plain_members_are_mapped_and_those_that_no_input_takes_are_named(
+    tmp_path: Path, x_model: ModelInputs
+) -> None:
+    data = opened(npz(tmp_path / "x.npz", x=X, labels=np.zeros(20)), x_model, samples=20)
     array = next(data.batches()).arrays["x"]
     assert not array.flags.writeable
     assert not array.flags.owndata
+    assert data.notes == (
+        f"{tmp_path / 'x.npz'}: labels is not an input of the model and is left out",
+    )
 
 
 def test_arrays_without_names_go_by_position(tmp_path: Path) -> None:
@@ -140,13 +145,6 @@ def test_names_that_a_converter_made_up_keep_no_samples_together(
     data = opened(npz(tmp_path / "x.npz", a=X, b=X), model)
     assert [batch.samples for batch in data.batches()] == [8, 8, 4]
     assert np.array_equal(joined(data, "b"), X)
-
-
-def test_arrays_that_no_input_takes_are_named(tmp_path: Path, x_model: ModelInputs) -> None:
-    data = opened(npz(tmp_path / "x.npz", x=X, labels=np.zeros(20)), x_model, samples=20)
-    assert data.notes == (
-        f"{tmp_path / 'x.npz'}: labels is not an input of the model and is left out",
-    )
 
 
 @pytest.mark.parametrize(
