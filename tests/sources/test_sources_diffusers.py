@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from twofour.errors import BadInputError
-from twofour.jobs import run_all, run_forecast, run_prune
-from twofour.records.options import ExampleInputs, ForecastOptions, RunOptions
+from twofour.jobs import run_all, run_prune
+from twofour.records.options import ExampleInputs, RunOptions
 from twofour.sources.diffusers import DiffusersSource
 from twofour.sources.source import LoadedModule, open_source
 
@@ -248,17 +248,6 @@ def test_a_configuration_of_other_sizes_than_the_weights_is_refused(tmp_path: Pa
     config = json.loads(path.read_text())
     path.write_text(json.dumps(config | {"cross_attention_dim": 24}))
     assert f"diffusers {diffusers.__version__} cannot load {tmp_path}" in _message(tmp_path)
-
-
-@pytest.mark.full
-def test_a_configuration_alone_is_enough_for_a_forecast(tmp_path: Path) -> None:
-    _saved(tmp_path, "SD3Transformer2DModel", SD3)
-    (tmp_path / "diffusion_pytorch_model.safetensors").unlink()
-    asked = ForecastOptions(gpus=("A100",), batches=(8,))
-    (cell,) = run_forecast(str(tmp_path), asked, RunOptions()).cells
-    layers = {layer.layer for layer in cell.layers}
-    assert {"pos_embed.proj", "transformer_blocks.0.ff.net.2", "norm_out.linear"} <= layers
-    assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
 
 
 @pytest.mark.full

@@ -220,14 +220,14 @@ def _clip() -> Any:
     return transformers.CLIPModel(transformers.CLIPConfig(**TWO_TOWERS, projection_dim=8))
 
 
-def _whisper(**changes: Any) -> Any:
-    parts = {f"{part}_{key}": value for part in ("encoder", "decoder") for key, value in WIDTHS}
+def _whisper() -> Any:
+    widths = {"layers": 1, "attention_heads": 2, "ffn_dim": 32}.items()
+    parts = {f"{part}_{key}": value for part in ("encoder", "decoder") for key, value in widths}
     sizes = {"num_mel_bins": 6, "max_source_positions": 10, "max_target_positions": 12}
     tokens = {"vocab_size": 40, "pad_token_id": 0, "decoder_start_token_id": 1}
-    return transformers.WhisperConfig(d_model=16, **parts, **sizes, **tokens, **changes)
+    return transformers.WhisperConfig(d_model=16, **parts, **sizes, **tokens)
 
 
-WIDTHS = (("layers", 1), ("attention_heads", 2), ("ffn_dim", 32))
 IDS = {"input_ids": (2, 16), "attention_mask": (2, 16)}
 PIXELS = {"pixel_values": (2, 3, 8, 8)}
 
@@ -311,16 +311,10 @@ def test_experts_are_exported_as_weights_that_are_picked_at_run_time(tmp_path: P
     assert codes["model.layers.0.self_attn.q_proj"] is not ReasonCode.PICKED_AT_RUN_TIME
 
 
-def test_a_half_precision_checkpoint_is_loaded_in_float32_without_a_change(tmp_path: Path) -> None:
+def test_half_precision_in_a_harmless_bin_file_and_in_shards_is_read_as_float32(
+    tmp_path: Path,
+) -> None:
     model = _bert().bfloat16()
-    loaded = _load(_saved(tmp_path, model))
-    key = "encoder.layer.0.output.dense.weight"
-    assert loaded.module.state_dict()[key].dtype == torch.float32
-    assert torch.equal(loaded.module.state_dict()[key].bfloat16(), model.state_dict()[key])
-
-
-def test_weights_in_a_harmless_bin_file_and_in_shards_are_read(tmp_path: Path) -> None:
-    model = _bert()
     _saved(tmp_path / "bin", model)
     (tmp_path / "bin/model.safetensors").unlink()
     torch.save(model.state_dict(), tmp_path / "bin/pytorch_model.bin")
@@ -328,8 +322,9 @@ def test_weights_in_a_harmless_bin_file_and_in_shards_are_read(tmp_path: Path) -
     assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
     key = "encoder.layer.0.output.dense.weight"
     for folder in ("bin", "shards"):
-        loaded = _load(tmp_path / folder)
-        assert torch.equal(loaded.module.state_dict()[key], model.state_dict()[key])
+        weight = _load(tmp_path / folder).module.state_dict()[key]
+        assert weight.dtype == torch.float32
+        assert torch.equal(weight.bfloat16(), model.state_dict()[key])
 
 
 def test_a_transformers_model_from_a_callable_needs_no_example_inputs(
