@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -139,11 +138,3 @@ def test_no_command_hands_a_name_to_the_terminal_as_it_is(
         lines = [line.strip() for line in ended.output.splitlines()]
         assert not [line for line in lines if line.startswith(("hint: run", "| forged"))]
         assert ended.output.replace("\n", "").isprintable()
-
-
-def test_names_in_json_are_what_they_were(model: Path) -> None:
-    ended = CliRunner().invoke(application(), ["validate", str(model), "--json"])
-    assert ended.stdout.replace("\n", "").isprintable()
-    record = json.loads(ended.stdout)
-    assert [check["layer"] for check in record["checks"]] == list(NAMES)
-    assert record["files"] == [str(model)]

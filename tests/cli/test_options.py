@@ -168,7 +168,6 @@ def test_the_tensorrt_of_another_machine_is_refused_for_a_build_here(tmp_path: P
     ("arguments", "expected"),
     [
         (["--mean", "0.485,0.456,0.406"], {"image_mean": (0.485, 0.456, 0.406)}),
-        (["--std", "1"], {"image_std": (1.0,)}),
         (["--size", "224x320"], {"image_size": (224, 320)}),
         (["--size", "224"], {"image_size": (224, 224)}),
     ],
@@ -187,7 +186,6 @@ def test_numbers_of_images_are_read(
         (["--std", "nan"], "--std: cannot read 'nan'"),
         (["--size", "3x224x224"], "--size 3x224x224 has 3 numbers"),
         (["--size", "0"], "--size: cannot read '0'\nhint: write height and width"),
-        (["--size", "3x"], "--size: cannot read '3x'"),
     ],
 )
 def test_numbers_of_images_that_cannot_be_read_are_refused(

@@ -29,15 +29,13 @@ def _write(path: Path, body: str) -> str:
 
 
 def test_each_layer_of_an_array_along_two_axes_has_its_own_reason(tmp_path: Path) -> None:
-    array, other = om.weights(32, 32), om.weights(32, 32)
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["a"], name="m1"),
         helper.make_node("Gemm", ["a", "w"], ["b"], name="m2", transB=1),
         helper.make_node("MatMul", ["b", "v"], ["y"], name="m3"),
     ]
-    path = om.save(
-        om.model(nodes, {"w": array, "v": other}, inputs={"x": [2, 32]}), tmp_path / "m.onnx"
-    )
+    weights = {name: om.weights(32, 32) for name in "wv"}
+    path = om.save(om.model(nodes, weights, inputs={"x": [2, 32]}), tmp_path / "m.onnx")
     with pytest.raises(BadInputError, match="along different axes") as caught:
         run_all(str(path), tmp_path / "r", OPTIONS)
     assert "leave it dense with --exclude m1" in (caught.value.hint or "")

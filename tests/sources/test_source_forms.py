@@ -57,7 +57,6 @@ def test_a_run_folder_name_has_safe_characters_only() -> None:
         ("gone.py:make", "gone.py is not a file", "Python file"),
         ("zoo.py:", "'zoo.py:' names no callable", "file.py:callable"),
         ("a-b:make", "'a-b:make' names no callable", "package.module:callable"),
-        ("zoo.py:1x", "'zoo.py:1x' names no callable", "file.py:callable"),
         ("timm:", "'timm:' names no timm model", "timm:resnet50"),
         ("timm:vit?weights=no", "names no timm model", "pretrained=false"),
     ],

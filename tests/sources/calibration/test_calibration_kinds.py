@@ -22,7 +22,6 @@ MODEL = onnx_model(x=("float32", ("batch", 3)))
         ("data.py", "name the function that yields batches: .*data.py:batches"),
         ("x.JPG", "name the folder that it is in"),
         ("x.pt", "it takes a folder of images, file.npz"),
-        ("x.csv", "it takes"),
     ],
 )
 def test_what_comes_near_a_kind_says_how_to_get_there(tmp_path: Path, name: str, hint: str) -> None:
