@@ -194,7 +194,8 @@ def test_a_death_is_followed_by_a_try_at_a_lower_level_which_stays(
 def test_a_second_death_is_an_error_until_the_file_is_another(
     doubling: Path, sessions: Sessions, notes: list[str]
 ) -> None:
-    plan(doubling, f"ALL open {SEGV}", f"EXTENDED open {ABORT}")
+    deaths = f"ALL open {SEGV}", f"EXTENDED open {ABORT}"
+    plan(doubling, *deaths)
     for _ in range(2):
         with pytest.raises(CrashedError) as caught:
             sessions.open(doubling)
@@ -208,6 +209,10 @@ def test_a_second_death_is_an_error_until_the_file_is_another(
     other = doubling.with_name("sparse.onnx")
     other.write_bytes(doubling.read_bytes())
     np.testing.assert_array_equal(sessions.open(other).outputs(X)["y"], np.full((2, 8), 2.0))
+    plan(doubling, *deaths)
+    with pytest.raises(CrashedError):
+        sessions.open(doubling)
+    plan(doubling)
     om.one_layer(doubling, "MatMul", 2 * WEIGHT, (["batch", 8], ["batch", 8]))
     sessions.close()
     np.testing.assert_array_equal(sessions.open(doubling).outputs(X)["y"], np.full((2, 8), 4.0))
