@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import platform
+import signal
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from support.mlp_onnx import save_mlp
+from support.stand_in_worker import DYING, PLAN
 
 from twofour.budget.measuring import MEASURED_ON, Measurer, OneAfterAnother, SetMeasurements
-from twofour.engines.onnxruntime.session import OrtSession
 from twofour.engines.protocol import no_progress
 from twofour.errors import BadInputError, BuildFailedError, TwofourError
 from twofour.inputs.fits import save_arrays
 from twofour.records.run import Measured
-from twofour.workers.host import CrashedError, OpenedSession, Sessions
-from twofour.workers.process import WorkerDiedError
+from twofour.workers.host import CrashedError, EngineHost, Sessions
 from twofour.workers.side_by_side import (
     MOST_TRIES,
     Arguments,
@@ -68,14 +69,6 @@ def test_a_bug_in_a_service_is_an_error_of_its_job() -> None:
     assert "TypeError" in found["a"].message
 
 
-def test_an_interrupt_ends_the_processes() -> None:
-    def stop(_key: str, _value: object) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt), Pool(NAME, "square", 1) as pool:
-        pool.run({str(i): (i,) for i in range(3)}, stop)
-
-
 def test_processes_are_kept_from_one_run_to_the_next() -> None:
     seen: dict[str, Any] = {}
     with Pool(NAME, "square", 1) as pool:
@@ -85,20 +78,14 @@ def test_processes_are_kept_from_one_run_to_the_next() -> None:
     assert len({process for _, process in seen.values()}) == 1
 
 
-class Failing:
-    """Answers every call with one error."""
-
-    def __init__(self, error: TwofourError) -> None:
-        self.error = error
-
-    def run(self, calls: Mapping[str, Arguments], done: Done) -> None:
-        """Meets what SetMeasurements asks of its workers."""
-        for key in calls:
-            done(key, self.error)
-
-
 def _failing(folder: Path, error: TwofourError) -> SetMeasurements:
-    workers: Any = Failing(error)
+    """Every call is answered with this error."""
+
+    def fail(calls: Mapping[str, Arguments], done: Done) -> None:
+        for key in calls:
+            done(key, error)
+
+    workers: Any = SimpleNamespace(run=fail)
     return SetMeasurements(
         folder=folder, metric=None, seed=0, workers=workers,
         step=lambda _done, _of: None,
@@ -136,45 +123,23 @@ def test_a_node_that_does_not_see_the_files_ends_the_study(tmp_path: Path) -> No
         sets.measure([(1,)])
 
 
-class Dying:
-    """An EngineHost whose process ends in the first runs of a model."""
-
-    def __init__(self, deaths: int) -> None:
-        self.left = deaths
-
-    def note(self, _text: str) -> None:
-        """Nobody is told of a death."""
-
-    def call(self, command: str, *arguments: Any) -> object:
-        """Open a file, and run it."""
-        if command == "open":
-            path, _threads, level, _kept = arguments
-            self._session = OrtSession(path, level=level)
-            return OpenedSession(inputs=self._session.inputs, providers=(), load_s=0.0)
-        if self.left:
-            self.left -= 1
-            raise WorkerDiedError("its process ended", ending="SIGSEGV")
-        return self._session.outputs(*arguments)
-
-
-def _measured_by(host: Any, folder: Path) -> object:
-    for name in ("dense.onnx", "sparse.onnx"):
-        save_mlp(folder / name)
-    (folder / "stages").mkdir()
-    save_arrays(folder / MEASURED_ON, {"0:x": np.ones((2, 16), np.float32)})
-    found: dict[str, object] = {}
-    OneAfterAnother(Sessions(host)).run({"dense": (str(folder), (), None, 0)}, found.__setitem__)
-    assert not list(folder.glob(".mixed*"))
-    return found["dense"]
-
-
-def test_a_model_that_ends_onnx_runtime_once_is_measured_at_a_lower_level(tmp_path: Path) -> None:
-    assert _measured_by(Dying(1), tmp_path) == Measured(outputs=0.0)
-
-
-def test_a_model_that_always_ends_onnx_runtime_is_named_in_no_temporary_file(
-    tmp_path: Path,
+@pytest.mark.parametrize("levels", [("ALL",), ("ALL", "EXTENDED")])
+def test_a_model_that_ends_onnx_runtime_is_measured_at_a_lower_level_or_named_as_the_model(
+    tmp_path: Path, levels: tuple[str, ...]
 ) -> None:
-    error = _measured_by(Dying(99), tmp_path)
-    assert isinstance(error, CrashedError)
-    assert "SIGSEGV while running the model at" in error.message
+    for name in ("dense.onnx", "sparse.onnx"):
+        save_mlp(tmp_path / name)
+    (tmp_path / "stages").mkdir()
+    save_arrays(tmp_path / MEASURED_ON, {"0:x": np.ones((2, 16), np.float32)})
+    deaths = (f"{level} outputs {int(signal.SIGSEGV)}\n" for level in levels)
+    (tmp_path / PLAN).write_text("".join(deaths))
+    found: dict[str, object] = {}
+    with EngineHost(note=lambda _: None, service=DYING) as host:
+        calls = {"dense": (str(tmp_path), (), None, 0)}
+        OneAfterAnother(Sessions(host)).run(calls, found.__setitem__)
+    assert not list(tmp_path.glob(".mixed*"))
+    if levels == ("ALL",):
+        assert found["dense"] == Measured(outputs=0.0)
+        return
+    assert isinstance(found["dense"], CrashedError)
+    assert "SIGSEGV while running the model at" in found["dense"].message

@@ -172,19 +172,6 @@ def test_only_a_call_that_ends_its_own_process_each_time_is_given_up(
     assert found == {}
 
 
-@pytest.mark.full
-def test_a_worker_that_is_stopped_is_given_up_after_the_time_of_silence(
-    cluster: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found: dict[str, Any] = {}
-    monkeypatch.setenv("TWOFOUR_WORKER_SILENCE_S", "3")
-    with RayCluster(NAME, "stop", cluster.address) as nodes:
-        here = nodes.nodes()[:1]
-        monkeypatch.setattr(nodes, "_on", lambda _node, task: task)  # which has no GPU
-        nodes.run({"a": ()}, found.__setitem__, {"a": here})
-    assert "for 3 s" in found["a"].message
-
-
 def test_where_no_node_is_left_the_study_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeRay(monkeypatch, []).is_silent = True
     with (

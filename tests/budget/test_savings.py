@@ -41,19 +41,12 @@ def _attention(path: Path) -> Path:
 def _pruned(tmp_path: Path) -> tuple[PruneResult, OpenedModel, OpenedModel, LayerMap]:
     dense = open_onnx(_attention(tmp_path / "dense.onnx"))
     result = prune_onnx(dense, tmp_path / "sparse.onnx", HARDWARE_PATTERN, Selection())
-    layers = LayerMap(
-        layers=tuple(
-            LayerName(
-                layer=w.layer,
-                parameter=w.weight or "",
-                node=w.node or "",
-                initializer=w.weight or "",
-                op=w.op,
-            )
-            for w in dense.weights().weights
-        )
-    )
-    return result, dense, open_onnx(tmp_path / "sparse.onnx"), layers
+    layers = []
+    for weight in dense.weights().weights:
+        name, node = str(weight.weight), str(weight.node)
+        row = LayerName(layer=weight.layer, parameter=name, node=node, initializer=name, op="")
+        layers.append(row)
+    return result, dense, open_onnx(tmp_path / "sparse.onnx"), LayerMap(layers=tuple(layers))
 
 
 def _units(tmp_path: Path, *, siblings: bool) -> dict[str, PruningUnit]:

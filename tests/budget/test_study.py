@@ -24,7 +24,7 @@ from twofour.jobs import run_all, run_prune, run_sensitivity
 from twofour.pruning.onnx import prune_onnx
 from twofour.pruning.selection import read_layers
 from twofour.records.eligibility import ShareUnit
-from twofour.records.forecast import Basis, GpuKind, ProductTimes
+from twofour.records.forecast import GpuKind, ProductTimes
 from twofour.records.options import (
     BudgetOptions,
     BuildOptions,
@@ -225,22 +225,17 @@ def test_a_figure_that_is_better_when_lower_falls_where_it_grows(tmp_path: Path)
         ),
         ({"budget": BudgetOptions(profile="nowhere")}, "nowhere does not exist"),
         ({"gpu": "A1000"}, "unknown GPU 'A1000'"),
+        ({"dense_reference": "mlp.onnx"}, "with --dense-reference the model is pruned already"),
     ],
 )
 def test_what_does_not_fit_is_refused(
-    tmp_path: Path, changes: dict[str, object], message: str
+    tmp_path: Path, changes: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     options = replace(OPTIONS, **changes)  # type: ignore[arg-type]  # fields by name
     with pytest.raises(BadInputError) as caught:
         run_sensitivity(str(save_mlp(tmp_path / "mlp.onnx")), tmp_path / "run", options)
     assert message in caught.value.message
-
-
-def test_a_model_that_is_pruned_already_has_no_budget(tmp_path: Path) -> None:
-    model = str(save_mlp(tmp_path / "mlp.onnx"))
-    options = replace(OPTIONS, dense_reference=model)
-    with pytest.raises(BadInputError, match="with --dense-reference"):
-        run_sensitivity(model, tmp_path / "run", options)
 
 
 def test_calibration_data_gives_errors_of_layers_and_is_what_outputs_are_compared_on(
@@ -336,20 +331,9 @@ def test_a_forecast_decides_what_is_saved_where_nothing_was_measured(
         """What the forecast says, with these times where a layer has such a size."""
         rows = []
         for row in times_of_products(gpu, precision, shapes):
-            dense, sparse = dense_and_sparse_us.get(
-                (row.outputs, row.reduction), (row.dense_us, row.sparse_us)
-            )
-            gain = dense / sparse
-            rows.append(
-                replace(
-                    row,
-                    dense_us=dense,
-                    sparse_us=sparse,
-                    gain=gain,
-                    basis=Basis.MEASURED,
-                    note=None,
-                )
-            )
+            size = row.outputs, row.reduction
+            dense, sparse = dense_and_sparse_us.get(size, (row.dense_us, row.sparse_us))
+            rows.append(replace(row, dense_us=dense, sparse_us=sparse, gain=dense / sparse))
         return tuple(rows)
 
     monkeypatch.setattr(model_forecast, "times_of_products", timed)

@@ -9,11 +9,9 @@ import pytest
 from support.mlp_onnx import save_mlp
 from support.small_run import Recorder
 
-from twofour.budget.choosing import no_layer_within
 from twofour.engines.onnxruntime.session import CannotRunError
-from twofour.errors import BadInputError, BuildFailedError, PatternBrokenError
-from twofour.jobs import run_all, run_sensitivity
-from twofour.pruning.selection import read_layers
+from twofour.errors import BuildFailedError, PatternBrokenError
+from twofour.jobs import run_all
 from twofour.records.options import (
     BudgetOptions,
     RunOptions,
@@ -72,29 +70,6 @@ def test_one_command_measures_chooses_prunes_and_holds_the_limit(
     assert again.did == []
 
 
-@pytest.mark.usefixtures("measured_in_one_process")
-def test_the_list_of_a_study_gives_the_same_model(
-    within: tuple[Path, Path, RunResult], tmp_path: Path
-) -> None:
-    model, other, second = within
-    folder = tmp_path / "run"
-    run_sensitivity(str(model), folder, OPTIONS)
-    by_list = read_layers(folder / "layers.txt", Selection())
-    listed = replace(OPTIONS, budget=BudgetOptions(), selection=by_list)
-    first = run_all(str(model), folder, listed)
-    assert _dense(first) == _dense(second)
-    assert (folder / "sparse.onnx").read_bytes() == (other / "sparse.onnx").read_bytes()
-    said = [row.reasons[0].message for row in first.prune.weights if not row.pruned]
-    assert all("layers.txt line" in message for message in said)
-
-
-def test_where_the_last_layer_does_not_hold_the_error_says_what_the_model_lost(
-    within: tuple[Path, Path, RunResult],
-) -> None:
-    chosen = read_record(SensitivityResult, within[1] / "sensitivity.json")
-    assert "the model loses 8.500" in no_layer_within(chosen, chosen.layers[1], 8.5).message
-
-
 HARSH = '''
 import sys
 from support.mlp_onnx import agreement
@@ -138,14 +113,6 @@ def test_where_no_layer_holds_the_limit_a_gate_is_not_met(tmp_path: Path) -> Non
         run_all(str(save_mlp(tmp_path / "mlp.onnx")), tmp_path / "run", options)
 
 
-def test_a_drop_without_a_metric_is_refused_before_anything_is_done(tmp_path: Path) -> None:
-    options = replace(OPTIONS, metric=None)
-    recorder = Recorder()
-    with pytest.raises(BadInputError, match="--max-drop is in"):
-        run_all(str(save_mlp(tmp_path / "mlp.onnx")), tmp_path / "run", options, recorder)
-    assert recorder.did == []
-
-
 @pytest.mark.usefixtures("measured_in_one_process")
 def test_a_pruned_model_that_does_not_run_any_more_is_not_pruned_less_and_less(
     within: tuple[Path, Path, RunResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -159,3 +126,47 @@ def test_a_pruned_model_that_does_not_run_any_more_is_not_pruned_less_and_less(
     with pytest.raises(BuildFailedError, match="it needs about 9 GB of memory"):
         run_all(str(within[0]), tmp_path / "run", OPTIONS, recorder)
     assert not any("more left" in note for note in recorder.notes)
+
+
+SMALL = """
+import numpy as np
+import torch
+from torch import nn
+
+def make():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(),
+                        nn.Linear(64, 16, bias=False))
+    with torch.no_grad():
+        net[2].weight.view(64, 16, 4)[..., 2:] *= 1e-2
+    return net.eval(), (torch.randn(64, 32),)
+
+def agreement(predict):
+    torch.manual_seed(1)
+    x = torch.randn(200, 32)
+    found = np.asarray(predict(x.numpy())[0], np.float32).argmax(1)
+    return float((found == make()[0].half().float()(x).argmax(1).numpy()).mean())
+"""
+
+
+@pytest.mark.usefixtures("measured_in_one_process")
+def test_a_torch_model_is_pruned_within_its_budget_in_one_command(tmp_path: Path) -> None:
+    (tmp_path / "small.py").write_text(SMALL)
+    options = RunOptions(
+        metric=f"{tmp_path / 'small.py'}:agreement",
+        engine="onnxruntime",
+        budget=BudgetOptions(max_drop=0.1),
+        side_by_side=SideBySide(jobs=1),
+    )
+    folder = tmp_path / "run"
+    result = run_all(f"{tmp_path / 'small.py'}:make", folder, options)
+    metric = result.accuracy.metrics[0]
+    assert metric.dense == 1.0
+    assert metric.dense - metric.sparse <= 0.1
+    chosen = read_record(SensitivityResult, folder / "sensitivity.json")
+    assert chosen.pareto[-1].loss is not None
+    assert chosen.pareto[-1].loss > 0.1
+    rows = {row.weight.layer: row for row in result.prune.weights}
+    assert rows["2"].pruned
+    assert not rows["0"].pruned
+    assert rows["0"].reasons[0].message.startswith("left dense by")

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 import typer
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 from support import onnx_models as om
 from support.unlucky import at_change, full_from
 from typer.main import get_command
@@ -123,38 +122,14 @@ def test_each_error_is_one_line_and_one_hint(arguments: list[str], said: str) ->
 
 
 def test_validate_exits_4_and_names_the_broken_layer(folder: Path) -> None:
+    for path in (folder, folder / "sparse.onnx", folder / "weights.safetensors"):
+        assert invoke("validate", path).exit_code == 0
     result = invoke("validate", folder / "dense.onnx")
     assert result.exit_code == 4
     assert "body" in result.stdout
     assert "broken" in result.stdout
     assert "broken in 2 weights" in result.stderr
     assert "hint: prune the model" in result.stderr
-
-
-def test_validate_accepts_a_run_folder_and_the_files_in_it(folder: Path) -> None:
-    for path in (folder, folder / "sparse.onnx", folder / "weights.safetensors"):
-        assert invoke("validate", path).exit_code == 0
-
-
-def test_validate_reads_a_torch_checkpoint(folder: Path, tmp_path: Path) -> None:
-    import torch
-    from safetensors.torch import load_file
-
-    torch.save(load_file(folder / "weights.safetensors"), tmp_path / "m.pt")
-    assert invoke("validate", tmp_path / "m.pt", "--include", "*body*").exit_code == 0
-    assert invoke("validate", tmp_path / "m.pt", "--include", "*grouped*").exit_code == 4
-
-
-def test_prune_says_what_is_next_and_refuses_a_model_that_does_not_run(tmp_path: Path) -> None:
-    wrong = tmp_path / "wrong.py"
-    wrong.write_text(
-        MODEL.read_text().replace("torch.randn(2, 3, 8, 8)", "torch.randn(2, 5, 8, 8)")
-    )
-    result = invoke("prune", f"{wrong}:make", "--out", tmp_path / "r")
-    assert result.exit_code == 2
-    failing = "error: Small.forward fails on the example inputs (x 2x5x8x8 float32)"
-    assert failing in result.stderr
-    assert not (tmp_path / "r" / "weights.safetensors").exists()
 
 
 def test_the_command_after_prune_keeps_the_options_that_pruned(tmp_path: Path) -> None:
@@ -200,17 +175,10 @@ def test_a_file_that_is_not_pruned_is_not_built_as_sparse(model: Path, tmp_path:
 
 
 def test_a_build_whose_only_engine_cannot_run_ends_in_5_after_its_table(tmp_path: Path) -> None:
-    table = numpy_helper.from_array(np.ones((4, 16), np.float32), "table")
-    graph = helper.make_graph(
-        [helper.make_node("Gather", ["table", "ids"], ["y"])],
-        "g",
-        [helper.make_tensor_value_info("ids", TensorProto.INT64, ["n"])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 16])],
-        [table],
-    )
-    opset = helper.make_opsetid("", 18)
-    path = tmp_path / "gather.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=10), path)
+    node = helper.make_node("Gather", ["table", "ids"], ["y"])
+    made = om.model([node], {"table": om.weights(4, 16)}, inputs={"ids": ["n"]})
+    made.graph.input[0].type.tensor_type.elem_type = TensorProto.INT64
+    path = om.save(made, tmp_path / "gather.onnx")
     np.savez(tmp_path / "ids.npz", ids=np.array([9]))
     arguments = ("build", path, "--inputs", tmp_path / "ids.npz", "--out", tmp_path / "b")
     result = invoke(*arguments, "--engine", "onnxruntime")
@@ -225,6 +193,7 @@ def test_a_build_whose_only_engine_cannot_run_ends_in_5_after_its_table(tmp_path
     ("arguments", "words"),
     [
         (["prune", "missing.onnx"], "missing.onnx"),
+        (["prune", "{fc}", "--exclude", "*", "--out", "p"], "is pruned: EXCLUDED 1"),
         (["validate", "{tmp}/text.txt"], "cannot be checked"),
         (["validate", "{tmp}/garbage.onnx"], "not an ONNX model"),
         (["prune-export-build", "{tmp}/raises.py:make"], "ZeroDivisionError"),
@@ -239,29 +208,22 @@ def test_a_build_whose_only_engine_cannot_run_ends_in_5_after_its_table(tmp_path
     ],
 )
 def test_bad_input_is_a_clear_error_and_exit_2(
-    arguments: Sequence[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: Sequence[str],
+    words: str,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_text("hello")
     (tmp_path / "garbage.onnx").write_bytes(bytes(range(256)) * 8)
     (tmp_path / "raises.py").write_text("def make():\n    return 1 / 0\n")
-    names = [a.format(tmp=tmp_path, model=MODEL) for a in arguments]
+    names = [a.format(tmp=tmp_path, model=MODEL, fc=model) for a in arguments]
     result = invoke(*names)
     assert (result.exit_code, result.stdout) == (2, "")
     assert words.format(tmp=tmp_path) in result.stderr
     assert any(line.startswith("error: ") for line in result.stderr.splitlines())
     assert "Traceback" not in result.stderr
-
-
-def test_an_engine_that_cannot_run_here_is_exit_3(model: Path, tmp_path: Path) -> None:
-    from twofour.engines.tensorrt.engine import TensorRtEngine
-
-    if TensorRtEngine().status().can_run:
-        pytest.skip("TensorRT runs here")
-    result = invoke("build", model, "--engine", "tensorrt", "--out", tmp_path / "b")
-    assert result.exit_code == 3
-    assert "tensorrt cannot run here" in result.stderr
-    assert "hint: " in result.stderr
 
 
 def test_doctor_names_the_engines_the_gpu_and_runtimes_without_2_4(
@@ -280,16 +242,7 @@ def test_doctor_names_the_engines_the_gpu_and_runtimes_without_2_4(
 
 
 def test_every_command_has_help_with_an_example() -> None:
-    commands = set(get_command(application()).commands)  # type: ignore[attr-defined]  # a group
-    assert commands >= {
-        "prune-export-build",
-        "prune",
-        "validate",
-        "export",
-        "build",
-        "report",
-        "doctor",
-    }
+    commands = get_command(application()).commands  # type: ignore[attr-defined]  # a group
     for name in commands:
         result = invoke(str(name), "--help")
         assert result.exit_code == 0
@@ -320,13 +273,6 @@ def test_a_traceback_for_which_no_disk_has_room_is_on_stderr(
     assert "in command" in result.stderr
     assert "is a bug in" in result.stderr
     assert "the traceback is above" in result.stderr
-
-
-def test_leaving_every_layer_out_is_refused_with_what_to_do(model: Path, tmp_path: Path) -> None:
-    result = invoke("prune", model, "--exclude", "*", "--out", tmp_path / "p")
-    assert result.exit_code == 2
-    assert "is pruned: EXCLUDED 1" in result.stderr
-    assert "hint: exclude fewer layers" in result.stderr
 
 
 def test_a_full_disk_is_no_bug_and_says_which(

@@ -1,15 +1,16 @@
 """Every option of the commands that run stages reaches the pipeline, or shows in what is said."""
 
 import dataclasses
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 from support.onnx_models import save, two_weights
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from twofour.cli import application
 from twofour.errors import TwofourError
@@ -17,6 +18,7 @@ from twofour.pruning.methods import METHODS
 from twofour.records.options import DynamicAxis, Quantization, RunOptions, ShapeProfile
 from twofour.records.weights import Pattern, Selection
 from twofour.sources.calibration.kinds import KINDS
+from twofour.sources.source import FORMS
 from twofour.store import read_options, write_options
 
 SHAPE = "1x8x6x6"
@@ -154,17 +156,10 @@ def test_each_option_changes_what_the_pipeline_is_asked_for(
     assert asked(command, "--out", "r", patch=monkeypatch)[0] == Path("r")
 
 
-@pytest.fixture
-def build(tmp_path: Path) -> Callable[..., Result]:
-    """`twofour build` of a small file, with more arguments."""
+def test_the_tensorrt_of_another_machine_is_refused_for_a_build_here(tmp_path: Path) -> None:
     file = save(two_weights(), tmp_path / "model.onnx")
-    return lambda *more: CliRunner().invoke(application(), ["build", str(file), *map(str, more)])
-
-
-def test_the_tensorrt_of_another_machine_is_refused_for_a_build_here(
-    build: Callable[..., Result],
-) -> None:
-    result = build("--tensorrt-version", "8.6")
+    command = ["build", str(file), "--tensorrt-version", "8.6"]
+    result = CliRunner().invoke(application(), command)
     assert result.exit_code == 2
     assert "machine of --emit-trtexec" in result.output
 
@@ -173,7 +168,6 @@ def test_the_tensorrt_of_another_machine_is_refused_for_a_build_here(
     ("arguments", "expected"),
     [
         (["--mean", "0.485,0.456,0.406"], {"image_mean": (0.485, 0.456, 0.406)}),
-        (["--std", "1"], {"image_std": (1.0,)}),
         (["--size", "224x320"], {"image_size": (224, 320)}),
         (["--size", "224"], {"image_size": (224, 224)}),
     ],
@@ -192,7 +186,6 @@ def test_numbers_of_images_are_read(
         (["--std", "nan"], "--std: cannot read 'nan'"),
         (["--size", "3x224x224"], "--size 3x224x224 has 3 numbers"),
         (["--size", "0"], "--size: cannot read '0'\nhint: write height and width"),
-        (["--size", "3x"], "--size: cannot read '3x'"),
     ],
 )
 def test_numbers_of_images_that_cannot_be_read_are_refused(
@@ -203,16 +196,13 @@ def test_numbers_of_images_that_cannot_be_read_are_refused(
     assert reason in result.output
 
 
-def test_the_help_names_every_method() -> None:
+def test_the_help_names_every_method_kind_of_data_and_form_of_a_model() -> None:
     shown = CliRunner().invoke(application(), ["prune", "--help"], env={"COLUMNS": "200"}).output
-    assert [name for name in METHODS if name not in shown] == []
-
-
-def test_the_help_names_every_kind_of_calibration_data() -> None:
-    shown = CliRunner().invoke(application(), ["prune", "--help"], env={"COLUMNS": "200"}).output
-    written = [text for kind in KINDS for text in kind.written.split(", ")]
-    words = [text.removeprefix("file").split(":")[0] for text in written]
-    assert [word for word in words if word not in " ".join(shown.split())] == []
+    words = re.sub(r"[│\s]+", " ", shown)
+    data = [text for kind in KINDS for text in kind.written.split(", ")]
+    named = [text.removeprefix("file").split(":")[0] for text in data]
+    named += [*METHODS, *(form.written for form in FORMS)]
+    assert [name for name in named if name not in words] == []
 
 
 # --- from a file and into one ---------------------------------------------------------------------
@@ -308,7 +298,6 @@ def test_saved_options_are_read_back_whatever_is_in_them(tmp_path: Path) -> None
     file = tmp_path / "run.toml"
     write_options(file, options)
     assert read_options(file) == options
-    assert read_options(file).seed == 5
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -72,23 +71,14 @@ def test_prints_of_user_code_go_to_stderr_however_they_are_made(
         assert f"noise by {way}" in done.stderr
 
 
-@pytest.fixture
-def piped(tmp_path: Path) -> Iterator[tuple[Stream, Path]]:
-    """A stream into a file."""
+def test_what_libraries_print_is_shown_and_not_obeyed(tmp_path: Path) -> None:
+    name = "layer \x1b]8;;http://x\x07a\x9b31mb\u202ec\rd\u2028e\tf"
     path = tmp_path / "written"
     with path.open("wb") as file:
-        yield Stream(file.fileno(), "utf-8"), path
-
-
-def test_what_libraries_print_is_shown_and_not_obeyed(
-    piped: tuple[Stream, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stream, path = piped
-    monkeypatch.setattr(sys, "stderr", stream)
-    name = "layer \x1b]8;;http://x\x07a\x9b31mb\u202ec\rd\u2028e\tf"
-    sys.stderr.write(warnings.formatwarning(name, UserWarning, "library.py", 1))
-    print("\r 50 %|#####     |\x1b[31m red\x1b[0m", end="", file=stream)
-    stream.flush()
+        stream = Stream(file.fileno(), "utf-8")
+        stream.write(warnings.formatwarning(name, UserWarning, "library.py", 1))
+        print("\r 50 %|#####     |\x1b[31m red\x1b[0m", end="", file=stream)
+        stream.flush()
     said = path.read_bytes().decode()
     assert r"layer \x1b]8;;http://x\x07a\x9b31mb\u202ec\rd\u2028e" + "\tf" in said
     assert said.endswith("\r 50 %|#####     | red")

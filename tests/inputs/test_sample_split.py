@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from twofour.inputs.samples import SampleSplit, factors_of, held_out_samples
+from twofour.inputs.samples import SampleSplit
 from twofour.records.weights import Calibration
 
 ABOUT = Calibration(source="x", samples=0, held_out=0, notes=("first",))
@@ -21,14 +21,6 @@ def split_of(*batches: NDArray[np.generic]) -> SampleSplit:
 
 def rows(count: int) -> NDArray[np.float64]:
     return np.random.default_rng(0).uniform(0.5, 1, (count, 6))
-
-
-def test_every_tenth_sample_is_held_out_and_the_others_count_once() -> None:
-    x = rows(25)
-    split = split_of(x[:16], x[16:])
-    assert np.array_equal(split.factors, factors_of(held_out_samples(0, 25)))
-    about = split.noted_in(ABOUT)
-    assert (about.held_out, about.notes) == (2, ("first",))
 
 
 def test_copies_are_on_one_side_and_count_once() -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import onnx
+import numpy as np
 import pytest
-from support.onnx_models import gemm, two_weights, weights
-from typer.testing import CliRunner
+from support.onnx_models import gemm, save, two_weights, weights
 
-from twofour.cli import application
 from twofour.errors import BadInputError
 from twofour.jobs import run_all
 from twofour.records.options import Precision, RunOptions
@@ -55,46 +53,18 @@ def module(tmp_path: Path) -> Path:
     return path
 
 
-def onnx_pair(folder: Path) -> tuple[str, str]:
-    """A dense file and what fine-tuning with a mask made of it."""
-    dense = weights(64, 64)
-    tuned = dense * 1.1
-    tuned.reshape(-1, 4)[:, ::2] = 0
-    for name, weight in (("dense", dense), ("tuned", tuned.astype("float32"))):
-        onnx.save(gemm(weight, trans_b=1), folder / f"{name}.onnx")
-    return str(folder / "dense.onnx"), str(folder / "tuned.onnx")
-
-
+@pytest.mark.parametrize(("name", "count"), [("tuned", 2), ("partly", 1)])
 def test_a_model_that_came_in_two_of_four_has_no_dense_baseline(
-    module: Path, tmp_path: Path
+    module: Path, name: str, count: int, tmp_path: Path
 ) -> None:
-    result = run_all(f"{module}:tuned", tmp_path / "r", FLOAT32)
-    assert [row.held_before for row in result.prune.weights] == [True, True]
+    result = run_all(f"{module}:{name}", tmp_path / "r", FLOAT32)
+    assert [row.held_before for row in result.prune.weights] == [True, count == 2]
     why = result.accuracy.no_baseline or ""
-    assert why.startswith("2 of 2 weights")
+    assert why.startswith(f"{count} of 2 weights came in 2:4 already")
     assert why in result.build.notes
-    shown = CliRunner().invoke(
-        application(),
-        [
-            "prune-export-build",
-            f"{module}:tuned",
-            "-o",
-            str(tmp_path / "r"),
-            "--precision",
-            "fp32",
-            "--resume",
-        ],
-    )
-    assert shown.exit_code == 0, shown.output
-    assert "2 of 2 weights came in 2:4 already" in " ".join(shown.stdout.split())
-    assert "cosine to the dense" not in shown.stdout
-
-
-def test_a_model_that_came_partly_in_two_of_four_is_said_to_be_so(
-    module: Path, tmp_path: Path
-) -> None:
-    result = run_all(f"{module}:partly", tmp_path / "r", FLOAT32)
-    assert (result.accuracy.no_baseline or "").startswith("1 of 2 weights")
+    page = (tmp_path / "r" / "report.md").read_text()
+    assert why in page
+    assert "cosine to the dense" not in page
 
 
 def test_the_dense_reference_is_what_is_compared_with(module: Path, tmp_path: Path) -> None:
@@ -110,22 +80,23 @@ def test_the_dense_reference_is_what_is_compared_with(module: Path, tmp_path: Pa
 
 
 def test_the_dense_reference_of_an_onnx_file_is_one_too(tmp_path: Path) -> None:
-    dense, tuned = onnx_pair(tmp_path)
-    result = run_all(tuned, tmp_path / "r", RunOptions(dense_reference=dense))
+    dense = weights(64, 64)
+    tuned = dense * np.float32(1.1)
+    tuned.reshape(-1, 4)[:, ::2] = 0
+    reference, source = (
+        str(save(gemm(weight, trans_b=1), tmp_path / f"{name}.onnx"))
+        for name, weight in (("dense", dense), ("tuned", tuned))
+    )
+    result = run_all(source, tmp_path / "r", RunOptions(dense_reference=reference))
     (drift,) = result.accuracy.drift
     assert drift.cosine < 0.99
     assert result.prune.weights[0].held_before
 
 
-def test_a_reference_of_another_shape_is_refused(module: Path, tmp_path: Path) -> None:
-    options = RunOptions(precision=Precision.FLOAT32, dense_reference=f"{module}:other")
-    with pytest.raises(BadInputError, match="other does not fit"):
-        run_all(f"{module}:tuned", tmp_path / "r", options)
-
-
-def test_a_reference_of_another_kind_is_refused(module: Path, tmp_path: Path) -> None:
-    onnx.save(two_weights(), tmp_path / "m.onnx")
-    with pytest.raises(BadInputError, match="not of one kind"):
-        run_all(
-            f"{module}:tuned", tmp_path / "r", RunOptions(dense_reference=str(tmp_path / "m.onnx"))
-        )
+def test_a_reference_of_another_shape_or_kind_is_refused(module: Path, tmp_path: Path) -> None:
+    save(two_weights(), tmp_path / "m.onnx")
+    references = {f"{module}:other": "other does not fit", f"{tmp_path}/m.onnx": "not of one kind"}
+    for reference, message in references.items():
+        options = RunOptions(precision=Precision.FLOAT32, dense_reference=reference)
+        with pytest.raises(BadInputError, match=message):
+            run_all(f"{module}:tuned", tmp_path / "r", options)

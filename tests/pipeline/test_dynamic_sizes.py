@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from support.small_run import Recorder
 
 from twofour.cli.options import parse_dynamic
-from twofour.errors import BadInputError
+from twofour.errors import BadInputError, BuildFailedError, PatternBrokenError
 from twofour.graph.opened import open_onnx
-from twofour.inputs.fits import stored_arrays
+from twofour.inputs.fits import save_arrays, stored_arrays
 from twofour.jobs import run_export
+from twofour.pipeline.checks import at_other_sizes
 from twofour.pipeline.emitting import emit_trtexec
-from twofour.records.options import DynamicAxis, RunOptions, SizeRange
-from twofour.records.run import ExportedVariant, VariantCheck
+from twofour.records.export import LayerMap, OnnxFile
+from twofour.records.options import DynamicAxis, Precision, RunOptions, SizeRange, Variant
+from twofour.records.run import ExportedVariant, OtherSizes, SizeCheck, VariantCheck
 
 NETS = Path(__file__).parents[1] / "support" / "free_nets.py"
 
@@ -38,7 +43,7 @@ def refusal(name: str, out: Path, *dynamic: str) -> BadInputError:
 
 
 def test_height_and_width_stay_free_and_the_file_is_run_smaller_and_larger(tmp_path: Path) -> None:
-    exported, checked = export("image", tmp_path, "image:2=height", "image:3=width", opset=17)
+    exported, checked = export("Image", tmp_path, "image:2=height", "image:3=width", opset=17)
     assert exported.inputs[0].shape == ("batch", 16, "height", "width")
     assert exported.outputs[0].name == "output_0"
     assert [check.sizes for check in checked.sizes] == [
@@ -54,7 +59,7 @@ def test_height_and_width_stay_free_and_the_file_is_run_smaller_and_larger(tmp_p
 def test_one_name_is_one_size_over_all_inputs_and_its_profile_follows_the_range(
     tmp_path: Path,
 ) -> None:
-    exported, checked = export("ids", tmp_path, "ids:1=length", "mask:-1=length")
+    exported, checked = export("Ids", tmp_path, "ids:1=length", "mask:-1=length")
     assert [i.shape for i in exported.inputs] == [("batch", "length")] * 2
     assert [o.shape for o in exported.outputs] == [("batch", "length", 32), ("batch", 32)]
     assert [check.sizes["length"] for check in checked.sizes] == [3, 12]
@@ -66,7 +71,7 @@ def test_one_name_is_one_size_over_all_inputs_and_its_profile_follows_the_range(
 
 
 def test_a_size_that_the_module_does_not_run_at_is_refused_with_its_line(tmp_path: Path) -> None:
-    error = refusal("flat", tmp_path, "x:2=height")
+    error = refusal("Flat", tmp_path, "x:2=height")
     assert error.message.startswith("Flat runs with one")
     assert "free_nets.py, line" in error.message
     assert "self.linear(x.flatten(1))" in error.message
@@ -74,28 +79,28 @@ def test_a_size_that_the_module_does_not_run_at_is_refused_with_its_line(tmp_pat
 
 
 def test_a_module_that_other_sizes_change_is_exported_as_it_was(tmp_path: Path) -> None:
-    exported, checked = export("window", tmp_path, "x:2=height")
+    exported, checked = export("Window", tmp_path, "x:2=height")
     outputs = stored_arrays(tmp_path / "stages" / "reference-dense.npz")
     assert outputs[exported.outputs[0].name].shape[2] == 1
     assert checked.agreement[0].max_abs_error < 0.01
 
 
 def test_a_size_that_torch_makes_constant_is_refused(tmp_path: Path) -> None:
-    error = refusal("compares", tmp_path, "x:1=length")
+    error = refusal("Compares", tmp_path, "x:1=length")
     assert error.message.endswith("is always 6")
 
 
 def test_two_names_for_what_must_be_one_size_are_refused(tmp_path: Path) -> None:
-    error = refusal("square", tmp_path, "x:2=height", "x:3=width")
+    error = refusal("Square", tmp_path, "x:2=height", "x:3=width")
     assert "is always height" in error.message
     assert "give width and height" in (error.hint or "")
-    exported, checked = export("square", tmp_path / "n", "x:2=n", "x:3=n")
+    exported, checked = export("Square", tmp_path / "n", "x:2=n", "x:3=n")
     assert exported.inputs[0].shape == ("batch", 16, "n", "n")
     assert all(check.holds for check in checked.sizes)
 
 
 def test_control_flow_on_data_is_refused_with_the_users_line(tmp_path: Path) -> None:
-    error = refusal("depends", tmp_path)
+    error = refusal("DependsOnData", tmp_path)
     assert "free_nets.py, line" in error.message
     assert "if y.sum() > 0:" in error.message
 
@@ -110,7 +115,7 @@ def test_control_flow_on_data_is_refused_with_the_users_line(tmp_path: Path) -> 
     ],
 )
 def test_an_axis_that_is_not_there_is_refused(tmp_path: Path, dynamic: str, words: str) -> None:
-    assert words in refusal("ids", tmp_path, dynamic).message
+    assert words in refusal("Ids", tmp_path, dynamic).message
 
 
 @pytest.mark.parametrize("text", ["x", "x:a=n", ":1=n", "x:1=", "x:1=2"])
@@ -141,35 +146,16 @@ def test_an_option_that_an_onnx_file_would_pass_over_is_refused(
         run_export(str(tmp_path / "m.onnx"), tmp_path / "o", given, Recorder())
 
 
-BERT = """
-import torch, transformers
+VIT = """
+from transformers import ViTConfig, ViTModel
 def make():
-    torch.manual_seed(0)
-    config = transformers.{config}
-    return transformers.{model}(config).eval()
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "image_size": 64, "patch_size": 16}
+    return ViTModel(ViTConfig(num_hidden_layers=1, num_attention_heads=4, **sizes)).eval()
 """
-MODELS = {
-    "roberta": (
-        "RobertaModel",
-        "RobertaConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, "
-        "intermediate_size=128, vocab_size=100, max_position_embeddings=66)",
-        64,
-    ),
-    "t5": (
-        "T5EncoderModel",
-        "T5Config(d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4, vocab_size=100)",
-        None,
-    ),
-}
 
 
 def test_an_image_size_that_the_architecture_fixes_is_let_go_and_said(tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    config = (
-        "ViTConfig(hidden_size=64, num_hidden_layers=1, num_attention_heads=4, "
-        "intermediate_size=128, image_size=64, patch_size=16)"
-    )
-    (tmp_path / "net.py").write_text(BERT.format(model="ViTModel", config=config))
+    (tmp_path / "net.py").write_text(VIT)
     recorder = Recorder()
     _, exported, _ = run_export(
         f"{tmp_path / 'net.py'}:make", tmp_path / "o", RunOptions(), recorder
@@ -177,3 +163,59 @@ def test_an_image_size_that_the_architecture_fixes_is_let_go_and_said(tmp_path: 
     assert exported.inputs[0].shape == ("batch", 3, 64, 64)
     assert "at 128 instead of" in exported.notes[0]
     assert exported.notes[1].startswith("width stays")
+
+
+# --- a file that is wrong at other sizes ----------------------------------------------------------
+
+HEIGHT = DynamicAxis(input="x", axis=1, name="height")
+
+
+def checks(
+    folder: Path, options: RunOptions, off: float | BuildFailedError, notes: list[str]
+) -> list[SizeCheck]:
+    """Of a module that gives its input back, at a height of 8, and a file that adds `off`."""
+
+    def outputs(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if isinstance(off, BuildFailedError):
+            raise off
+        return {"y": inputs["x"] + np.float32(off)}
+
+    progress = SimpleNamespace(note=notes.append)
+    run: Any = SimpleNamespace(options=options, file=folder.joinpath, progress=progress)
+    session: Any = SimpleNamespace(outputs=outputs)
+    x = np.ones((1, 8), np.float32)
+    save_arrays(folder / "sizes.npz", {"input:x": x, "output:y": x})
+    exported = ExportedVariant(
+        onnx=OnnxFile(variant=Variant.DENSE, file="dense.onnx", size_bytes=1),
+        reference=None,
+        precision=Precision.FLOAT16,
+        opset=20,
+        inputs=(),
+        outputs=(),
+        layers=LayerMap(layers=()),
+        other_sizes=(OtherSizes(sizes={"height": 8}, file="sizes.npz"),),
+    )
+    return list(at_other_sizes(run, session, exported))
+
+
+@pytest.mark.parametrize(
+    ("off", "why"),
+    [
+        (0.5, r"output 'y' differs from that of the module by 0\.5 .*; 0\.02 is allowed"),
+        (np.nan, "output 'y' has 8 NaN or infinite values"),
+        (BuildFailedError("it does not run"), "it does not run"),
+    ],
+)
+def test_a_file_that_is_wrong_is_refused_where_the_size_was_asked_for(
+    tmp_path: Path, off: float | BuildFailedError, why: str
+) -> None:
+    with pytest.raises(PatternBrokenError, match=f"at height 8: {why}") as raised:
+        checks(tmp_path, RunOptions(dynamic=(HEIGHT,)), off, [])
+    assert raised.value.hint == "leave out a --dynamic of height"
+
+
+def test_it_is_only_said_where_nobody_asked_for_the_size(tmp_path: Path) -> None:
+    notes: list[str] = []
+    assert [c.holds for c in checks(tmp_path, RunOptions(), 0.5, notes)] == [False]
+    assert notes[0].startswith("WARNING: dense.onnx does not compute what the module does")
+    assert notes[0].endswith("--dynamic none keeps the example's sizes")

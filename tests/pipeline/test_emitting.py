@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 import shutil
-from collections.abc import Sequence
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -65,19 +65,15 @@ def test_the_dense_model_of_a_run_goes_along_and_is_what_the_dense_engine_is_bui
     assert (ran.code, f"holds no {dense}" in ran.stderr) == (2, True)
 
 
-def test_a_second_build_starts_with_an_empty_timing_cache(tmp_path: Path) -> None:
+def test_a_second_build_starts_with_an_empty_timing_cache_and_may_have_more_arguments(
+    tmp_path: Path,
+) -> None:
     emit(model(tmp_path / "m.onnx"), tmp_path / "out")
     machine = Machine(root=tmp_path)
     machine.run(tmp_path / "out")
-    assert [n for n in machine.run(tmp_path / "out").notes if "cache found" in n] == [
-        "cache found by dense"
-    ]
-
-
-def test_arguments_of_the_script_reach_every_trtexec_unchanged(tmp_path: Path) -> None:
-    emit(model(tmp_path / "m.onnx"), tmp_path / "out")
-    ran = Machine(root=tmp_path).run(tmp_path / "out", "--plugins=a b.so", "--device=1")
-    assert ran.notes.count("--plugins=a b.so") == ran.notes.count("--device=1") == 2
+    notes = machine.run(tmp_path / "out", "--plugins=a b.so", "--device=1").notes
+    assert [n for n in notes if "cache found" in n] == ["cache found by dense"]
+    assert notes.count("--plugins=a b.so") == notes.count("--device=1") == 2
 
 
 @pytest.mark.parametrize("odd", ODD_NAMES)
@@ -95,10 +91,10 @@ def test_odd_names_of_folders_and_inputs_come_through_whole(tmp_path: Path, odd:
 
 def test_an_engine_that_fails_is_named_and_the_other_one_is_built(tmp_path: Path) -> None:
     emit(model(tmp_path / "m.onnx"), tmp_path / "out")
-    machine = Machine(root=tmp_path)
-    machine.run(tmp_path / "out")
-    ran = Machine(root=tmp_path, failing="sparse").run(tmp_path / "out")
-    assert ran.code == 5
+    Machine(root=tmp_path, rounds="2").run(tmp_path / "out")
+    ran = Machine(root=tmp_path, rounds="2", failing="sparse").run(tmp_path / "out")
+    assert (ran.code, passes(ran)) == (5, [])
+    assert list((tmp_path / "out" / "times").iterdir()) == [], "those of the first build are gone"
     assert "sparse: failed\n    [07/07/2026-02:11:09] [E] Error[2]: out of" in ran.stderr
     assert "build.sh: failed: sparse" in ran.stderr
     assert (tmp_path / "out" / "failed.txt").read_text() == "sparse\n"
@@ -110,12 +106,10 @@ def test_an_engine_that_fails_is_named_and_the_other_one_is_built(tmp_path: Path
     ("emitted_for", "machine", "code", "said"),
     [
         ("10.3", {"version": "8602"}, 2, ["is of TensorRT 8.6", "--tensorrt-version 8.6"]),
-        ("8.6", {"version": "101601"}, 2, ["is of TensorRT 10.16", "--tensorrt-version 10.16"]),
         ("8.6", {"version": "8510"}, 2, ["is of TensorRT 8.5", "--tensorrt-version 8.5"]),
         ("10", {"version": ""}, 2, ["does not say its", "&&&& RUNNING TensorRT.trtexec"]),
         ("10", {"on_path": False}, 3, ["no /usr/src/tensorrt/bin/trtexec", "TRTEXEC=/path/to/"]),
         ("10", {"rounds": "ten"}, 2, ["ROUNDS=ten is not"]),
-        ("10", {"rounds": "-1"}, 2, ["ROUNDS=-1 is not"]),
         ("10", {"rounds": "1000"}, 2, ["ROUNDS=1000 is not"]),
     ],
 )
@@ -138,24 +132,6 @@ def test_trtexec_can_be_named_relative_to_where_the_user_is(tmp_path: Path, abso
     assert (tmp_path / "out" / "dense.plan").is_file()
 
 
-def test_a_folder_copied_without_the_model_is_refused(tmp_path: Path) -> None:
-    emit(model(tmp_path / "m.onnx"), tmp_path / "out")
-    (tmp_path / "out" / "sparse.onnx").unlink()
-    ran = Machine(root=tmp_path).run(tmp_path / "out")
-    assert ran.code == 2
-    assert "copy the whole folder" in ran.stderr
-
-
-ORDERS = (
-    ("dense", "dense-again", "sparse"),
-    ("sparse", "dense", "dense-again"),
-    ("sparse", "dense-again", "dense"),
-    ("dense-again", "dense", "sparse"),
-    ("dense-again", "sparse", "dense"),
-    ("dense", "sparse", "dense-again"),
-)
-
-
 def passes(ran: Ran) -> list[str]:
     """Names of the timing passes in the order in which they ran, as "dense-again.3"."""
     files = [n.removeprefix("--exportTimes=times/") for n in ran.notes if "=times/" in n]
@@ -171,7 +147,11 @@ def test_both_engines_are_timed_in_twelve_rounds_of_changing_order(
     emit(model(tmp_path / "m.onnx"), tmp_path / "out")
     ran = Machine(root=tmp_path, rounds=None, shell=shell).run(tmp_path / "out")
     assert (ran.code, ran.stderr) == (0, "")
-    assert passes(ran) == [f"{e}.{n}" for n in range(1, 13) for e in ORDERS[(n - 1) % 6]]
+    engines, numbers = zip(*(name.split(".") for name in passes(ran)), strict=True)
+    assert numbers == tuple(str(n) for n in range(1, 13) for _ in range(3))
+    orders = [engines[at : at + 3] for at in range(0, 36, 3)]
+    assert {*orders[:6]} == {*permutations(("dense", "dense-again", "sparse"))}
+    assert orders[6:] == orders[:6]
     left = {entry.name for entry in (tmp_path / "out" / "times").iterdir()}
     assert left == {f"{name}.{end}" for name in passes(ran) for end in ("json", "log")}
     assert "timing 12 rounds of" in ran.stdout
@@ -215,16 +195,6 @@ def test_a_pass_that_fails_is_said_and_the_others_run(tmp_path: Path) -> None:
     assert "no memory for sparse.2" in (tmp_path / "out" / "times" / "sparse.2.log").read_text()
 
 
-def test_nothing_is_timed_in_rounds_where_an_engine_failed_and_old_times_are_gone(
-    tmp_path: Path,
-) -> None:
-    emit(model(tmp_path / "m.onnx"), tmp_path / "out")
-    Machine(root=tmp_path, rounds="2").run(tmp_path / "out")
-    ran = Machine(root=tmp_path, rounds="2", failing="dense").run(tmp_path / "out")
-    assert (ran.code, passes(ran)) == (5, [])
-    assert list((tmp_path / "out" / "times").iterdir()) == []
-
-
 def test_shapes_are_those_asked_for_then_those_of_examples_then_a_batch_of_1_to_8(
     tmp_path: Path,
 ) -> None:
@@ -240,11 +210,8 @@ def test_shapes_are_those_asked_for_then_those_of_examples_then_a_batch_of_1_to_
     )
 
 
-@pytest.mark.parametrize("shape", [["batch", "width"], [4, "width"]])
-def test_another_dynamic_dimension_is_never_guessed(
-    tmp_path: Path, shape: Sequence[int | str]
-) -> None:
-    source = model(tmp_path / "m.onnx", shape=shape)
+def test_another_dynamic_dimension_is_never_guessed(tmp_path: Path) -> None:
+    source = model(tmp_path / "m.onnx", shape=["batch", "width"])
     with pytest.raises(BadInputError, match="leaves sizes of") as error:
         emit(source, tmp_path / "out")
     assert "--shapes x=min:opt:max" in (error.value.hint or "")
@@ -302,29 +269,12 @@ def test_the_command_line_writes_the_folder_and_says_how_to_go_on(tmp_path: Path
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("version", "opset", "told"), [("8.6", 18, True), ("8.6", 17, False), ("10", 18, False)]
-)
-def test_an_opset_that_8_does_not_read_is_told(
-    version: str, opset: int, told: bool, tmp_path: Path
-) -> None:
-    source = model(tmp_path / "m.onnx")
-    proto = onnx.load(source, load_external_data=False)
-    proto.opset_import[0].version = opset
-    onnx.save(proto, source)
-    arguments = ["build", str(source), "--emit-trtexec", str(tmp_path / "out")]
-    result = CliRunner().invoke(application(), [*arguments, "--tensorrt-version", version])
-    assert result.exit_code == 0, result.output
-    advice = f"has {opset}: export the torch model with --opset 17"
-    assert (advice in " ".join(result.stderr.split())) is told
-
-
 def test_the_command_line_prints_the_record_alone_with_json(tmp_path: Path) -> None:
     source = model(tmp_path / "m.onnx")
-    result = CliRunner().invoke(
-        application(), ["build", str(source), "--emit-trtexec", str(tmp_path / "out"), "--json"]
-    )
+    command = ["build", str(source), "--emit-trtexec", str(tmp_path / "out"), "--json"]
+    result = CliRunner().invoke(application(), [*command, "--tensorrt-version", "8.6"])
     assert result.exit_code == 0, result.output
     printed = json.loads(result.stdout)
-    assert printed["tensorrt"] == "10.x"
     assert [v["variant"] for v in printed["variants"]] == ["sparse", "dense"]
+    advice = "has 18: export the torch model with --opset 17"
+    assert any(advice in note for note in printed["notes"])

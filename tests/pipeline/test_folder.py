@@ -17,17 +17,13 @@ from twofour.records.run import RunManifest
 from twofour.store import write_record
 
 
-def test_a_folder_of_something_else_is_never_touched(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("x")
-    with pytest.raises(BadInputError, match=r"'thesis\.tex'"), open_run_folder(tmp_path, "m"):
-        pass
+def test_a_folder_of_something_else_and_a_file_are_never_touched(tmp_path: Path) -> None:
+    thesis = tmp_path / "thesis.tex"
+    thesis.write_text("x")
+    for path, message in ((tmp_path, r"'thesis\.tex'"), (thesis, "is a file")):
+        with pytest.raises(BadInputError, match=message), open_run_folder(path, "m"):
+            pass
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
-
-
-def test_a_file_is_no_run_folder(tmp_path: Path) -> None:
-    (tmp_path / "f").write_text("x")
-    with pytest.raises(BadInputError, match="is a file"), open_run_folder(tmp_path / "f", "m"):
-        pass
 
 
 def test_a_run_of_another_model_is_not_overwritten(tmp_path: Path) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support.large_checkpoint import write_llama
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from twofour.jobs import run_all, run_forecast
+from twofour.pipeline.torch.graph import give_back_memory
 from twofour.records.options import ForecastOptions, RunOptions
 
-HIDDEN, INNER, TOKENS = 4096, 11008, 512
+HIDDEN, INNER = 4096, 11008
 """The widths of a Llama of 7 billion weights; one of its 32 blocks."""
 LARGEST_BYTES = 4 * HIDDEN * INNER
 """The largest array in float32: 180 MB."""
@@ -54,13 +58,26 @@ print(json.dumps({
 """
 
 
+def saved_block(folder: Path, hidden: int, inner: int) -> str:
+    """A checkpoint of a Llama of one block, in bfloat16."""
+    config = LlamaConfig(
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_hidden_layers=1,
+        num_attention_heads=hidden // 32,
+        vocab_size=512,
+        max_position_embeddings=128,
+    )
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    return str(folder)
+
+
 @pytest.mark.full
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 def test_a_block_of_a_large_model_takes_the_memory_of_some_arrays(tmp_path: Path) -> None:
-    folder = tmp_path / "block"
-    write_llama(folder, hidden=HIDDEN, inner=INNER, layers=1, heads=32, tokens=TOKENS)
+    folder = saved_block(tmp_path / "block", HIDDEN, INNER)
     done = subprocess.run(
-        [sys.executable, "-c", CHILD, str(folder), str(tmp_path / "run")],
+        [sys.executable, "-c", CHILD, folder, str(tmp_path / "run")],
         check=True,
         capture_output=True,
         text=True,
@@ -77,62 +94,15 @@ def test_a_module_for_which_memory_is_short_is_never_made(
 ) -> None:
     for module in ("twofour.pipeline.torch.graph", "twofour.pipeline.checks"):
         monkeypatch.setattr(f"{module}.available_bytes", lambda: 1 << 16)
-    write_llama(tmp_path / "block", hidden=64, inner=128, layers=1, heads=4, tokens=96)
-    result = run_all(str(tmp_path / "block"), tmp_path / "run", RunOptions())
+    result = run_all(saved_block(tmp_path / "block", 128, 256), tmp_path / "run", RunOptions())
     assert sum(row.pruned for row in result.prune.weights) == 8
     assert result.export.pattern.broken == ()
     assert "GB of memory" in (result.accuracy.not_compared or "")
 
 
-SMALL = """
-import torch
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.query, self.key, self.out = (torch.nn.Linear(32, 32) for _ in range(3))
-
-    def forward(self, x):
-        return self.out(self.query(x) + self.key(x).relu())
-
-def make():
-    return Net(), torch.randn(2, 5, 32)
-"""
-
-
-TIED = """
-import torch
-from torch import nn
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.table = nn.Embedding(512, 64)
-        self.inner = nn.Linear(64, 64)
-        self.head = nn.Linear(64, 512, bias=False)
-        self.head.weight = self.table.weight
-
-    def forward(self, x):
-        return self.head(self.inner(self.table(x)))
-
-def make():
-    return Net(), torch.zeros(2, 5, dtype=torch.int64)
-"""
-
-
-def test_a_head_tied_to_a_table_alone_is_shared_in_a_forecast_without_weights(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "tied.py").write_text(TIED)
-    asked = ForecastOptions(gpus=("A100",), batches=(8,))
-    (cell,) = run_forecast(f"{tmp_path / 'tied.py'}:make", asked, RunOptions()).cells
-    reasons = {layer.layer: layer.reason[:14] for layer in cell.layers}
-    assert reasons == {"inner": "SMALL_CHANNELS", "head": "SHARED_WEIGHT:"}
-
-
 @pytest.mark.parametrize(
     ("kind", "model_type"),
-    [("LlamaForCausalLM", "llama"), ("BertModel", "bert"), ("MixtralForCausalLM", "mixtral")],
+    [("BertModel", "bert"), ("MixtralForCausalLM", "mixtral")],
 )
 def test_a_configuration_alone_is_forecast(kind: str, model_type: str, tmp_path: Path) -> None:
     config = {
@@ -154,8 +124,49 @@ def test_a_configuration_alone_is_forecast(kind: str, model_type: str, tmp_path:
     assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
 
 
-def test_small_layers_without_weights_are_not_taken_for_one(tmp_path: Path) -> None:
-    (tmp_path / "small.py").write_text(SMALL)
+TIED = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(512, 32)
+        self.query, self.key = nn.Linear(32, 32), nn.Linear(32, 32)
+        self.head = nn.Linear(32, 512, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, x):
+        x = self.table(x)
+        return self.head(self.query(x) + self.key(x).relu())
+
+def make():
+    return Net(), torch.zeros(2, 5, dtype=torch.int64)
+"""
+
+
+def test_without_weights_a_tied_head_is_shared_and_small_layers_are_not_taken_for_one(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "tied.py").write_text(TIED)
     asked = ForecastOptions(gpus=("A100",), batches=(8,))
-    (cell,) = run_forecast(f"{tmp_path / 'small.py'}:make", asked, RunOptions()).cells
-    assert [layer.layer for layer in cell.layers] == ["query", "key", "out"]
+    (cell,) = run_forecast(f"{tmp_path / 'tied.py'}:make", asked, RunOptions()).cells
+    reasons = {layer.layer: layer.reason[:14] for layer in cell.layers}
+    assert reasons == {
+        "query": "SMALL_CHANNELS",
+        "key": "SMALL_CHANNELS",
+        "head": "SHARED_WEIGHT:",
+    }
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told")
+def test_what_was_freed_between_what_is_kept_goes_back() -> None:
+    def resident() -> int:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    tensors = [torch.ones(1 << 14) for _ in range(2000)]  # 64 KiB each, in the heap
+    full = resident()
+    tensors = tensors[::100]
+    give_back_memory()
+    assert resident() < full - (80 << 20)

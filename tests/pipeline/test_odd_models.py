@@ -1,6 +1,5 @@
 """Models as users have them: tied, printing, reading files, with nothing to prune."""
 
-import json
 import re
 import shutil
 from dataclasses import replace
@@ -12,9 +11,7 @@ import torch
 from onnx import helper
 from support import onnx_models as om
 from support.small_run import OPTIONS
-from typer.testing import CliRunner
 
-from twofour.cli import application
 from twofour.eligibility.layer_gates import Gates, missed_gates
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.jobs import run_all, run_export
@@ -32,15 +29,13 @@ def _write(path: Path, body: str) -> str:
 
 
 def test_each_layer_of_an_array_along_two_axes_has_its_own_reason(tmp_path: Path) -> None:
-    array, other = om.weights(32, 32), om.weights(32, 32)
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["a"], name="m1"),
         helper.make_node("Gemm", ["a", "w"], ["b"], name="m2", transB=1),
         helper.make_node("MatMul", ["b", "v"], ["y"], name="m3"),
     ]
-    path = om.save(
-        om.model(nodes, {"w": array, "v": other}, inputs={"x": [2, 32]}), tmp_path / "m.onnx"
-    )
+    weights = {name: om.weights(32, 32) for name in "wv"}
+    path = om.save(om.model(nodes, weights, inputs={"x": [2, 32]}), tmp_path / "m.onnx")
     with pytest.raises(BadInputError, match="along different axes") as caught:
         run_all(str(path), tmp_path / "r", OPTIONS)
     assert "leave it dense with --exclude m1" in (caught.value.hint or "")
@@ -86,23 +81,6 @@ def test_a_table_tied_to_the_head_is_named_in_the_report(tmp_path: Path) -> None
     assert [r.code.value for r in verdict.reasons] == ["DTYPE", "SMALL_CHANNELS", "SHARED_WEIGHT"]
 
 
-def test_two_layers_that_share_one_weight_are_both_layers_in_the_report(tmp_path: Path) -> None:
-    body = """
-class Twice(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(128, 128), nn.Linear(128, 128)
-        self.b.weight = self.a.weight
-    def forward(self, x):
-        return self.b(torch.relu(self.a(x)))
-def make():
-    return Twice().eval(), (torch.randn(4, 128),)
-"""
-    report = run_all(_write(tmp_path / "twice.py", body), tmp_path / "r", OPTIONS).report
-    codes = {v.layer: [reason.code for reason in v.reasons] for v in report.verdicts}
-    assert codes == {name: [ReasonCode.DTYPE, ReasonCode.SMALL_CHANNELS] for name in ("a", "b")}
-
-
 def test_a_frozen_layer_of_a_trained_model_stays_dense_and_the_report_says_why(
     tmp_path: Path,
 ) -> None:
@@ -122,29 +100,6 @@ def test_a_frozen_layer_of_a_trained_model_stays_dense_and_the_report_says_why(
     alone = shutil.copytree(tmp_path / "r", tmp_path / "alone")
     (alone / "run.json").unlink()
     assert validate_path(alone / "sparse.onnx", None, Selection()).broken == ()
-
-
-def test_a_parameter_outside_any_layer_is_pruned_and_a_matrix_of_the_code_is_no_weight(
-    tmp_path: Path,
-) -> None:
-    model = _write(
-        tmp_path / "fixed.py",
-        "class M(nn.Module):\n"
-        "    def __init__(self):\n"
-        "        super().__init__()\n"
-        "        self.fixed = torch.randn(32, 32)\n"
-        "        self.w = nn.Parameter(torch.randn(32, 32))\n"
-        "        self.fc = nn.Linear(32, 32)\n"
-        "    def forward(self, x):\n"
-        "        return self.fc(x @ self.fixed @ self.w)\n"
-        "def make():\n    torch.manual_seed(0)\n    return M(), torch.randn(2, 32)\n",
-    )
-    result = run_all(model, tmp_path / "r", OPTIONS)
-    assert [row.weight.layer for row in result.prune.weights] == ["node_matmul_1", "fc"]
-    fixed, raw, layer = result.report.verdicts
-    assert (fixed.layer, fixed.verdict) == ("node_matmul", VerdictName.NOT_ELIGIBLE)
-    assert (raw.layer, raw.weight, raw.pattern_holds) == ("node_matmul_1", "w", True)
-    assert (layer.layer, layer.pattern_holds) == ("fc", True)
 
 
 def test_a_scale_without_axes_and_a_mask_of_padding_are_exported(tmp_path: Path) -> None:
@@ -172,22 +127,6 @@ def make():
     )
     result = run_all(f"{source}:make", tmp_path / "run", RunOptions())
     assert sum(row.pruned for row in result.prune.weights) == 4
-
-
-def test_what_the_forward_prints_never_reaches_stdout(tmp_path: Path) -> None:
-    model = _write(
-        tmp_path / "prints.py",
-        "class M(nn.Linear):\n"
-        "    def forward(self, x):\n"
-        "        print('HELLO')\n"
-        "        return super().forward(x)\n"
-        "def make():\n    return M(32, 32), torch.randn(2, 32)\n",
-    )
-    command = ["prune-export-build", model, "--out", str(tmp_path / "r"), "--json"]
-    result = CliRunner().invoke(application(), command)
-    assert result.exit_code == 0
-    assert isinstance(json.loads(result.stdout), dict)
-    assert "HELLO" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -99,13 +99,6 @@ def test_validate_prune_build_and_export_parse_each_file_once(
     assert parses == {"three.onnx": 1, "dense.onnx": 2}
 
 
-def test_an_emitted_folder_takes_one_parse_of_the_file_and_one_of_its_copy(
-    model: Path, tmp_path: Path, parses: Counter[str]
-) -> None:
-    run("build", model, "--emit-trtexec", tmp_path / "there", "--quiet")
-    assert parses == {"three.onnx": 1, "sparse.onnx": 1}
-
-
 def test_compare_parses_each_of_its_files_once(tmp_path: Path, parses: Counter[str]) -> None:
     first = om.save(three_layers(), tmp_path / "first.onnx")
     second = om.save(three_layers(seed=5), tmp_path / "second.onnx")

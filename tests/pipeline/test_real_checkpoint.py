@@ -15,13 +15,6 @@ from twofour.records.options import Precision, RunOptions, SizeRange
 from twofour.records.run import RunResult, VariantCheck
 from twofour.store import read_record
 
-LAYERS = 1
-LINEAR_LAYERS = 6 * LAYERS
-"""Of BERT: query, key, value, attention output, intermediate, output."""
-
-
-LEFT_OUT = tuple(f"encoder.layer.{n}." for n in range(LAYERS, 6))
-
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
@@ -29,9 +22,10 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
     folder = tmp_path_factory.mktemp("checkpoint") / "model"
     shutil.copytree(Path(str(package.__file__)).parent / "model", folder)
     config = folder / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "num_hidden_layers": LAYERS}))
+    config.write_text(json.dumps({**json.loads(config.read_text()), "num_hidden_layers": 1}))
     weights = folder / "model.safetensors"
-    kept = {k: v for k, v in load_file(weights).items() if not k.startswith(LEFT_OUT)}
+    left_out = tuple(f"encoder.layer.{n}." for n in range(1, 6))
+    kept = {k: v for k, v in load_file(weights).items() if not k.startswith(left_out)}
     save_file(kept, weights, metadata={"format": "pt"})
     options = RunOptions(precision=Precision.FLOAT16)
     return run_all(str(folder), tmp_path_factory.mktemp("minilm") / "run", options, Recorder())
@@ -42,19 +36,15 @@ def test_every_linear_layer_is_pruned_named_and_still_two_of_four_in_the_file(
 ) -> None:
     verdicts = {v.layer: v for v in result.report.verdicts}
     encoder = [name for name in verdicts if name.startswith("encoder.layer.")]
-    assert len(encoder) == LINEAR_LAYERS
+    assert len(encoder) == 6, "query, key, value, attention output, intermediate, output"
     assert set(verdicts) == set(encoder), "the embedding uses no pooler"
     assert "encoder.layer.0.attention.self.query" in encoder
     assert all(verdicts[name].pattern_holds for name in encoder)
     assert result.export.pattern.broken == ()
     required = [c for c in result.export.pattern.checks if c.required]
-    assert len(required) == LINEAR_LAYERS
-
-
-def test_every_layer_is_eligible_in_float16(result: RunResult) -> None:
-    assert {v.verdict for v in result.report.verdicts} == {VerdictName.ELIGIBLE}
-    eligible = sum(math.prod(v.shape) for v in result.report.verdicts)
-    assert eligible == LAYERS * (4 * 384 * 384 + 2 * 384 * 1536)
+    assert len(required) == 6
+    assert {v.verdict for v in verdicts.values()} == {VerdictName.ELIGIBLE}
+    assert sum(math.prod(v.shape) for v in verdicts.values()) == 4 * 384 * 384 + 2 * 384 * 1536
 
 
 def test_the_report_compares_the_embeddings_of_twenty_real_sentences(result: RunResult) -> None:
@@ -65,13 +55,6 @@ def test_the_report_compares_the_embeddings_of_twenty_real_sentences(result: Run
     # a trained model pruned without fine-tuning: clearly moved, clearly not destroyed
     assert 0.3 < drift.row_cosine_mean < 0.99
     assert drift.row_cosine_min <= drift.row_cosine_mean
-
-
-def test_the_exports_agree_with_the_trained_module(result: RunResult) -> None:
-    dense, sparse = result.export.files
-    assert dense.agreement[0].cosine > 0.9999
-    assert dense.agreement[0].within
-    assert sparse.not_compared is not None
 
 
 def test_the_sequence_is_free_and_the_file_holds_at_one_token_and_at_128(result: RunResult) -> None:

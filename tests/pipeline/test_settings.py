@@ -201,10 +201,6 @@ def test_profiles_that_follow_from_the_file_stand_in_the_record_of_the_build(
     assert record.options.shapes == (asked, follows)
 
 
-def status(engine: str, version: str) -> EngineStatus:
-    return EngineStatus(engine=engine, version=version, can_run=True, why_not=None, device="here")
-
-
 @pytest.mark.parametrize(
     ("version", "asked", "opset"),
     [
@@ -217,8 +213,8 @@ def status(engine: str, version: str) -> EngineStatus:
 def test_an_opset_nobody_asked_for_is_one_that_the_engine_reads(
     version: str, asked: RunOptions, opset: int | None
 ) -> None:
-    model = TorchModel(CODE, print)
-    found = resolve_options(asked, model, lambda row: status(row.name, version), print)
+    status = EngineStatus(engine="tensorrt", version=version, can_run=True, why_not=None)
+    found = resolve_options(asked, TorchModel(CODE, print), lambda _: status, print)
     assert found.opset == opset
     assert found.builder.engine == "tensorrt"
 

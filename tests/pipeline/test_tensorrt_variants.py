@@ -16,10 +16,10 @@ from twofour.comparing.compared import open_compared
 from twofour.comparing.variants import plan_variants
 from twofour.jobs import open_run, run_stages
 from twofour.pipeline.stages import resolve_options
-from twofour.records.export import EngineStatus, VariantBuild
-from twofour.records.options import CompareOptions, RunOptions, Variant
+from twofour.records.export import EngineStatus
+from twofour.records.options import CompareOptions, RunOptions
 from twofour.records.run import BuildResult
-from twofour.store import read_record, write_record
+from twofour.store import read_record
 from twofour.workers.host import EngineHost, Sessions
 
 TENSORRT = RunOptions(engine="tensorrt")
@@ -49,13 +49,6 @@ def plans(folder: Path, **options: object) -> dict[str, Mapping[str, Path]]:
     return {model.weights: model.plans for model in setup.models}
 
 
-def made_before(folder: Path) -> None:
-    """Both engines from sparse.onnx, as the first versions built them."""
-    built = read_record(BuildResult, folder / "build.json")
-    variants = tuple(replace(variant, onnx="sparse.onnx") for variant in built.variants)
-    write_record(folder / "build.json", replace(built, variants=variants))
-
-
 def test_each_engine_has_its_own_file_and_the_dense_one_is_the_baseline(folder: Path) -> None:
     built = read_record(BuildResult, folder / "build.json")
     files = [(v.variant, v.onnx, v.sparse_weights, v.plan) for v in built.variants]
@@ -67,37 +60,21 @@ def test_each_engine_has_its_own_file_and_the_dense_one_is_the_baseline(folder: 
     assert [row.name for row in built.times.variants] == names
     assert built.times.baseline == "dense@tensorrt:gpu"
     assert built.times.options.engines == ("tensorrt:gpu",)
-
-
-def test_the_sparse_engine_is_built_first(folder: Path) -> None:
     did = (folder.parent / "did.txt").read_text().split()
     assert did.index("build-sparse") < did.index("build-dense")
 
 
-def test_compare_takes_the_engines_of_the_run(folder: Path) -> None:
+def test_compare_takes_the_engines_of_the_run_but_at_other_shapes(folder: Path) -> None:
     assert plans(folder) == {
         "dense": {"gpu": folder / "dense.plan"},
         "sparse": {"gpu": folder / "sparse.plan"},
     }
-
-
-def test_compare_at_other_shapes_takes_none_of_them(folder: Path) -> None:
     assert plans(folder, shapes=("x=2x64",)) == {"dense": {}, "sparse": {}}
 
 
-def test_an_engine_of_an_older_run_is_known_to_have_the_zeros(folder: Path) -> None:
-    made_before(folder)
-    assert plans(folder) == {
-        "dense": {},
-        "sparse": {"gpu": folder / "sparse.plan", "gpu-sparsity-off": folder / "dense.plan"},
-    }
-
-
-@pytest.mark.parametrize("run_in", [("tensorrt:gpu-sparsity-off", "tensorrt:gpu")])
-def test_the_engines_of_one_file_are_compared_in_both_modes(
-    folder: Path, run_in: tuple[str, ...]
-) -> None:
+def test_the_engines_of_one_file_are_compared_in_both_modes(folder: Path) -> None:
     setup = open_compared((folder,), None, CompareOptions())
+    run_in = ("tensorrt:gpu-sparsity-off", "tensorrt:gpu")
 
     def statuses(engine: str, modes: object) -> list[EngineStatus]:
         assert isinstance(modes, tuple)
@@ -107,19 +84,3 @@ def test_the_engines_of_one_file_are_compared_in_both_modes(
     rows, baseline = plan_variants(setup.models[1:], CompareOptions(), statuses, run_in)
     assert [row.name for row in rows] == [OFF, f"{OFF} again", "sparse@tensorrt:gpu"]
     assert baseline == OFF
-
-
-@pytest.mark.parametrize(
-    ("variant", "onnx", "weights"),
-    [
-        (Variant.DENSE, "dense.onnx", "dense"),
-        (Variant.DENSE, "sparse.onnx", "sparse"),
-        (Variant.SPARSE, "sparse.onnx", "sparse"),
-        (Variant.DENSE, "../odd", "dense"),
-    ],
-)
-def test_the_weights_of_an_engine_are_those_of_its_file(
-    variant: Variant, onnx: str, weights: str
-) -> None:
-    built = VariantBuild(variant=variant, onnx=onnx, sparse_weights=False, build_s=1.0)
-    assert built.weights == weights

@@ -16,7 +16,7 @@ from twofour.cli.run import build_view
 from twofour.engines import timing as engine_times
 from twofour.engines.machine import peak_resident_bytes
 from twofour.engines.onnxruntime.session import OrtSession
-from twofour.engines.protocol import ENGINES, OpenRequest
+from twofour.engines.protocol import ENGINES, OpenRequest, no_progress
 from twofour.engines.timing import RoundPlan, TimedRequest, time_engines
 from twofour.jobs import run_all, run_build
 from twofour.latency.ratios import ratios_and_noise
@@ -91,7 +91,7 @@ def test_a_session_that_is_open_is_timed_and_closed_not_loaded_again(model: Path
     session = OrtSession(model, threads=1)
     opened = {model: session}
     first, second = time_engines(
-        [wanted(model, "a"), wanted(model, "b")], opened, X, PLAN, silent
+        [wanted(model, "a"), wanted(model, "b")], opened, X, PLAN, no_progress
     ).rows
     assert opened == {}
     assert session.session is None
@@ -106,7 +106,7 @@ def test_where_memory_holds_one_engine_they_are_timed_one_after_the_other(
 ) -> None:
     monkeypatch.setattr(engine_times, "has_room_for", lambda _size: False)
     asked = [wanted(model, "a"), wanted(model, "b"), wanted(model, "a", again=True)]
-    found = time_engines(asked, {}, X, PLAN, silent)
+    found = time_engines(asked, {}, X, PLAN, no_progress)
     assert [(row.name, len(row.samples_ms)) for row in found.rows] == [
         ("a@onnxruntime:cpu", 3),
         ("b@onnxruntime:cpu", 3),
@@ -122,7 +122,7 @@ def test_memory_that_a_build_took_and_freed_does_not_keep_engines_apart(
     peak_bytes = peak_resident_bytes() or 0
     monkeypatch.setattr(engine_times, "has_room_for", lambda size: size < peak_bytes)
     asked = [wanted(model, "a"), wanted(model, "b")]
-    assert time_engines(asked, {}, X, PLAN, silent).in_rounds
+    assert time_engines(asked, {}, X, PLAN, no_progress).in_rounds
 
 
 def test_a_file_that_cannot_be_loaded_is_a_row_beside_the_times_of_the_other(
@@ -130,7 +130,9 @@ def test_a_file_that_cannot_be_loaded_is_a_row_beside_the_times_of_the_other(
 ) -> None:
     damaged = tmp_path / "damaged.onnx"
     damaged.write_bytes(b"no onnx")
-    good, bad = time_engines([wanted(model, "a"), wanted(damaged, "b")], {}, X, PLAN, silent).rows
+    good, bad = time_engines(
+        [wanted(model, "a"), wanted(damaged, "b")], {}, X, PLAN, no_progress
+    ).rows
     assert (len(good.samples_ms), good.error) == (3, None)
     assert bad.samples_ms == ()
     assert "cannot load" in (bad.error or "")
@@ -160,7 +162,3 @@ def with_times(times: LatencyComparison, factor: float) -> LatencyComparison:
     rows = tuple(replace(row, samples_ms=tuple(samples(row.name))) for row in times.variants)
     ratios, noise = ratios_and_noise(rows, times.baseline, 0, ())
     return replace(times, variants=rows, ratios=ratios, noise=noise, loads=())
-
-
-def silent(_text: str, _done: int, _total: int | None) -> None:
-    """Shows no progress."""

@@ -23,27 +23,18 @@ def model(tmp_path: Path) -> str:
     return str(save(two_weights(), tmp_path / "model.onnx"))
 
 
-def notes(model: str, folder: Path, options: RunOptions) -> list[str]:
-    recorder = Recorder()
-    run_prune(model, folder, options, recorder)
-    return recorder.notes
-
-
-def test_what_is_lost_without_data_is_one_note(model: str, tmp_path: Path) -> None:
-    said = notes(model, tmp_path / "r", RunOptions())
-    assert [note for note in said if note.startswith(LOST)] == said
-
-
-def test_with_data_nothing_is_said_of_it(model: str, tmp_path: Path) -> None:
+def test_what_is_lost_without_data_is_one_note_unless_the_model_came_pruned(
+    model: str, tmp_path: Path
+) -> None:
     np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(300, 8, 6, 6)))
     calibration = CalibrationOptions(data=str(tmp_path / "x.npy"))
-    assert notes(model, tmp_path / "r", RunOptions(calibration=calibration)) == []
-
-
-def test_a_model_that_came_pruned_loses_nothing(model: str, tmp_path: Path) -> None:
-    notes(model, tmp_path / "r", RunOptions())
-    sparse = str(tmp_path / "r" / "sparse.onnx")
-    assert [n for n in notes(sparse, tmp_path / "s", RunOptions()) if "without cal" in n] == []
+    without, pruned, with_data = Recorder(), Recorder(), Recorder()
+    run_prune(model, tmp_path / "r", RunOptions(), without)
+    run_prune(str(tmp_path / "r" / "sparse.onnx"), tmp_path / "s", RunOptions(), pruned)
+    run_prune(model, tmp_path / "t", RunOptions(calibration=calibration), with_data)
+    (note,) = without.notes
+    assert note.startswith(LOST)
+    assert [note for note in pruned.notes if "without cal" in note] == with_data.notes == []
 
 
 @pytest.mark.parametrize(

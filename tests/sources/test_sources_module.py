@@ -1,9 +1,10 @@
-"""twofour.run(module, example_inputs): the whole chain without a file, on a copy."""
+"""Modules that no code of the user's makes: in memory, through the whole chain; of timm."""
 
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,10 @@ from torch import nn
 
 import twofour
 from twofour.comparing.compared import open_compared
-from twofour.errors import BadInputError
+from twofour.errors import BadInputError, MissingToolError
 from twofour.jobs import run_all
 from twofour.records.options import CompareOptions, ExampleInputs
-from twofour.sources.callable import ModuleSource
+from twofour.sources.callable import ModuleSource, TimmSource, open_timm
 
 FLOAT32 = twofour.RunOptions(precision=twofour.Precision.FLOAT32)
 
@@ -42,14 +43,8 @@ def module() -> Scaled:
     return Scaled().train()
 
 
-def _did(module: nn.Module, inputs: object, out: Path) -> list[str]:
-    recorder = Recorder()
-    resumed = replace(FLOAT32, resume=True)
-    run_all(ModuleSource(module, inputs, ExampleInputs()), out, resumed, recorder)
-    return recorder.did
-
-
 def test_a_module_goes_through_the_chain_and_stays_as_it_is(module: Scaled, tmp_path: Path) -> None:
+    """It cannot be loaded again: `compare` takes the files of the run."""
     before = copy.deepcopy(module.state_dict())
     result = twofour.run(module, torch.randn(4, 32), out=tmp_path / "run", options=FLOAT32)
     assert [v.layer for v in result.report.verdicts] == ["one", "two"]
@@ -57,41 +52,17 @@ def test_a_module_goes_through_the_chain_and_stays_as_it_is(module: Scaled, tmp_
     assert not twofour.validate(tmp_path / "run").broken
     assert module.training
     assert all(torch.equal(module.state_dict()[name], value) for name, value in before.items())
-
-
-@pytest.mark.parametrize(
-    "inputs",
-    [
-        torch.randn(4, 32),
-        (torch.randn(4, 32), torch.randn(4, 32)),
-        {"x": torch.randn(4, 32), "shift": torch.randn(4, 32)},
-        [torch.randn(4, 32)],
-    ],
-)
-def test_inputs_may_be_a_tensor_a_tuple_or_a_dict(module: Scaled, inputs: object) -> None:
-    loaded = ModuleSource(module, inputs, ExampleInputs()).load()
-    count = len(inputs) if isinstance(inputs, (tuple, list, dict)) else 1
-    assert len(loaded.args) + len(loaded.kwargs) == count
-    assert loaded.module is not module
-    assert not loaded.module.training
-
-
-def test_the_same_module_is_found_done_and_a_changed_one_is_not(
-    module: Scaled, tmp_path: Path
-) -> None:
-    inputs = torch.randn(4, 32)
-    assert _did(module, inputs, tmp_path / "run")
-    assert _did(copy.deepcopy(module).eval(), inputs.clone(), tmp_path / "run") == []
-    with torch.no_grad():
-        module.one.weight[0, 0] += 1
-    assert "prune" in _did(module, inputs, tmp_path / "run")
+    compared = open_compared([tmp_path / "run"], None, CompareOptions())
+    assert [model.torch for model in compared.models] == [None, None]
+    assert all(model.onnx is not None for model in compared.models)
 
 
 def test_weights_settings_inputs_and_structure_are_in_the_key(module: Scaled) -> None:
-    def key(inputs: torch.Tensor) -> str:
+    def key(inputs: torch.Tensor, module: nn.Module = module) -> str:
         return ModuleSource(module, inputs, ExampleInputs()).key()
 
     ones = torch.ones(4, 32)
+    assert key(ones) == key(ones.clone(), copy.deepcopy(module).eval())
     keys = [key(ones), key(ones * 2), key(torch.ones(5, 32))]
     module.scale = 3.0
     keys.append(key(ones))
@@ -100,15 +71,6 @@ def test_weights_settings_inputs_and_structure_are_in_the_key(module: Scaled) ->
     module.one = nn.Sequential(module.one)  # type: ignore[assignment]  # another structure
     keys.append(key(ones))
     assert len(set(keys)) == len(keys)
-
-
-def test_compare_takes_the_files_of_a_module_in_memory_which_cannot_be_loaded_again(
-    module: Scaled, tmp_path: Path
-) -> None:
-    twofour.run(module, torch.randn(4, 32), out=tmp_path / "run", options=FLOAT32)
-    compared = open_compared([tmp_path / "run"], None, CompareOptions())
-    assert [model.torch for model in compared.models] == [None, None]
-    assert all(model.onnx is not None for model in compared.models)
 
 
 @pytest.mark.parametrize(
@@ -154,3 +116,84 @@ def test_a_metric_is_looked_at_before_the_first_stage(module: Scaled, tmp_path: 
         with pytest.raises(BadInputError, match=message):
             run_all(source, tmp_path / "run", options, recorder)
         assert recorder.did == []
+
+
+# --- of timm --------------------------------------------------------------------------------------
+
+STAND_IN = """
+from torch import nn
+__version__ = "1.0.0"
+
+def list_models():
+    return ["resnet18", "resnet50"]
+
+def is_model(name):
+    return name in list_models()
+
+def create_model(name, pretrained=False):
+    if pretrained and name == "resnet50":
+        raise OSError("no route to host")
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Dropout())
+    model.pretrained_cfg = {"input_size": (3, 8, 9)}
+    return model
+"""
+"""In the place of timm 1.0, which needs torchvision."""
+
+
+@pytest.fixture
+def _timm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "timm.py").write_text(STAND_IN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    real = sys.modules.pop("timm", None)
+    yield
+    sys.modules.pop("timm", None)
+    if real is not None:
+        sys.modules["timm"] = real
+
+
+def _source(text: str, seed: int = 0) -> TimmSource:
+    return open_timm(text, ExampleInputs(seed=seed))
+
+
+@pytest.mark.usefixtures("_timm")
+def test_a_timm_model_gets_two_images_of_its_own_size() -> None:
+    loaded = _source("timm:resnet18").load()
+    assert [tuple(a.shape) for a in loaded.args] == [(2, 3, 8, 9)]
+    assert loaded.input_names == ("input",)
+    assert not loaded.module.training
+
+
+@pytest.mark.usefixtures("_timm")
+def test_random_weights_are_asked_for_by_name_and_follow_the_seed() -> None:
+    text = "timm:resnet50?pretrained=false"
+    first, again, other = (_source(text, seed).load() for seed in (0, 0, 1))
+    states = [m.module.state_dict()["0.weight"] for m in (first, again, other)]
+    assert torch.equal(states[0], states[1])
+    assert not torch.equal(states[0], states[2])
+
+
+@pytest.mark.usefixtures("_timm")
+def test_what_cannot_be_downloaded_or_is_not_there_is_an_error_with_a_way_out() -> None:
+    for name, message, hint in (
+        ("resnet50", "cannot create 'resnet50'", "timm:resnet50?pretrained=false"),
+        ("resnet5", "no model 'resnet5'", "resnet50"),
+    ):
+        with pytest.raises(BadInputError) as caught:
+            _source(f"timm:{name}").load()
+        assert message in caught.value.message
+        assert hint in str(caught.value.hint)
+
+
+def test_without_timm_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(MissingToolError) as caught:
+        _source("timm:resnet50").load()
+    assert caught.value.exit_code == 3
+    assert "twofour[timm]" in str(caught.value.hint)
+
+
+def test_the_key_tells_name_weights_and_seed_apart() -> None:
+    texts = ("timm:resnet50", "timm:resnet18", "timm:resnet50?pretrained=false")
+    keys = {_source(text).key() for text in texts} | {_source(texts[0], seed=1).key()}
+    assert len(keys) == 4
+    assert _source("timm:resnet50?pretrained=true").key() == _source("timm:resnet50").key()

@@ -7,6 +7,8 @@ from torch import Tensor, nn
 class Image(nn.Module):
     """Any even height and width: the skip connection wants the halves to fit again."""
 
+    example_input_array = torch.randn(1, 16, 16, 16)  # a size of 1 is doubled for the trace
+
     def __init__(self) -> None:
         super().__init__()
         self.down = nn.Conv2d(16, 32, 3, stride=2, padding=1)
@@ -23,6 +25,8 @@ class Image(nn.Module):
 class Flat(nn.Module):
     """One size alone: the pixels are the features of a Linear layer."""
 
+    example_input_array = torch.randn(2, 16, 8, 8)
+
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(16 * 8 * 8, 16)
@@ -34,6 +38,8 @@ class Flat(nn.Module):
 
 class Compares(nn.Module):
     """Runs at any length, and is traced for one of its branches."""
+
+    example_input_array = torch.randn(2, 6, 16)
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,6 +56,8 @@ class Compares(nn.Module):
 class Window(nn.Module):
     """Keeps the smallest size that it saw, as Swin keeps a smaller window."""
 
+    example_input_array = torch.randn(2, 16, 16, 16)
+
     def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv2d(16, 16, 1)
@@ -65,6 +73,8 @@ class Window(nn.Module):
 class Square(nn.Module):
     """Height and width must be one size."""
 
+    example_input_array = torch.randn(2, 16, 8, 8)
+
     def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv2d(16, 16, 1)
@@ -77,6 +87,8 @@ class Square(nn.Module):
 
 class DependsOnData(nn.Module):
     """Cannot be traced."""
+
+    example_input_array = torch.randn(2, 16)
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,6 +105,8 @@ class DependsOnData(nn.Module):
 class Ids(nn.Module):
     """Token ids with positions up to 32, and a mask of the same length."""
 
+    example_input_array = {"ids": torch.randint(0, 40, (2, 6)), "mask": torch.ones(2, 6)}  # noqa: RUF012
+
     def __init__(self) -> None:
         super().__init__()
         self.words = nn.Embedding(40, 32)
@@ -104,37 +118,3 @@ class Ids(nn.Module):
         places = self.places(torch.arange(ids.shape[1]))
         hidden = self.linear(self.words(ids) + places) * mask.unsqueeze(-1)
         return {"hidden": hidden, "pooled": hidden.mean(1)}
-
-
-def image() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """One row: sizes of 1 are doubled for the trace."""
-    return Image(), (torch.randn(1, 16, 16, 16),)
-
-
-def window() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    return Window(), (torch.randn(2, 16, 16, 16),)
-
-
-def flat() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """Two rows."""
-    return Flat(), (torch.randn(2, 16, 8, 8),)
-
-
-def compares() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """Of the length that it compares with."""
-    return Compares(), (torch.randn(2, 6, 16),)
-
-
-def square() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """Two rows."""
-    return Square(), (torch.randn(2, 16, 8, 8),)
-
-
-def depends() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """Two rows."""
-    return DependsOnData(), (torch.randn(2, 16),)
-
-
-def ids() -> tuple[nn.Module, dict[str, Tensor]]:
-    """By name: a dict is keyword arguments."""
-    return Ids(), {"ids": torch.randint(0, 40, (2, 6)), "mask": torch.ones(2, 6)}

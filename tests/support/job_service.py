@@ -40,12 +40,6 @@ class JobService:
             time.sleep(5)
         return number
 
-    def stop(self, number: int) -> int:
-        """Stops its process once its first sign of life is out."""
-        time.sleep(2)
-        os.kill(os.getpid(), signal.SIGSTOP)
-        return number
-
     def slow(self, number: int, value: int, seconds: float, log: str) -> int:  # noqa: ARG002
         """Say in a file that it was begun, in which process and whose child that is, and sleep."""
         with Path(log).open("a", encoding="utf-8") as file:

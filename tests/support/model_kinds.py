@@ -1,6 +1,6 @@
-"""Small models of the kinds whose weights no Linear or Conv holds: `module` and example inputs.
+"""Small models of the kinds whose weights no Linear or Conv holds.
 
-Used by file name (`model_kinds.py:recurrent`), as a user would.
+Used by file name (`model_kinds.py:Recurrent`), as a user would.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from torch.nn import functional
 
 class Recurrent(nn.Module):
     """A bidirectional LSTM, a GRU and a Linear."""
+
+    example_input_array = torch.randn(2, 6, 32)
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,6 +28,8 @@ class Recurrent(nn.Module):
 
 class Detector(nn.Module):
     """As DETR: learned queries, cross-attention in nn.TransformerDecoder; a head for training."""
+
+    example_input_array = torch.randn(2, 16, 4, 4)
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,6 +51,8 @@ class Detector(nn.Module):
 class SoftMixture(nn.Module):
     """Every expert sees every token; experts are one stacked parameter used by einsum."""
 
+    example_input_array = torch.randn(2, 5, 64)
+
     def __init__(self) -> None:
         super().__init__()
         self.gate = nn.Linear(64, 4)
@@ -65,6 +71,8 @@ class SoftMixture(nn.Module):
 class Top1Mixture(nn.Module):
     """One expert for each row: its matrices are picked from the stack."""
 
+    example_input_array = torch.randn(3, 64)
+
     def __init__(self) -> None:
         super().__init__()
         self.gate = nn.Linear(64, 4)
@@ -82,6 +90,8 @@ class Top1Mixture(nn.Module):
 class Tied(nn.Module):
     """An embedding whose table is the head's too, and two layers of one array."""
 
+    example_input_array = torch.randint(0, 96, (2, 7))
+
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(96, 64)
@@ -97,10 +107,13 @@ class Tied(nn.Module):
 
 
 class ByHand(nn.Module):
-    """Parameters that the forward multiplies by itself, in four ways."""
+    """Parameters that the forward multiplies by itself, in four ways, and a matrix of the code."""
+
+    example_input_array = torch.randn(6, 64)
 
     def __init__(self) -> None:
         super().__init__()
+        self.fixed = torch.randn(64, 64) / 8
         self.plain = nn.Parameter(torch.randn(64, 64) / 8)
         self.linear = nn.Parameter(torch.randn(64, 64) / 8)
         self.added = nn.Parameter(torch.randn(64, 64) / 8)
@@ -109,35 +122,8 @@ class ByHand(nn.Module):
         self.out = nn.Linear(16, 128)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = functional.linear(x @ self.plain, self.linear)
+        y = functional.linear(x @ self.fixed @ self.plain, self.linear)
         y = torch.addmm(self.bias, y, self.added)
         y = functional.conv2d(y.view(-1, 8, 2, 4), self.kernel, padding=1)
         z: Tensor = self.out(y.mean((2, 3)))
         return z
-
-
-Made = tuple[nn.Module, Tensor | tuple[Tensor, ...]]
-
-
-def recurrent() -> Made:
-    return Recurrent().eval(), torch.randn(2, 6, 32)
-
-
-def detector() -> Made:
-    return Detector().eval(), torch.randn(2, 16, 4, 4)
-
-
-def soft_mixture() -> Made:
-    return SoftMixture().eval(), torch.randn(2, 5, 64)
-
-
-def top1_mixture() -> Made:
-    return Top1Mixture().eval(), torch.randn(3, 64)
-
-
-def tied() -> Made:
-    return Tied().eval(), torch.randint(0, 96, (2, 7))
-
-
-def by_hand() -> Made:
-    return ByHand().eval(), torch.randn(6, 64)

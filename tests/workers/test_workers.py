@@ -43,10 +43,6 @@ def worker() -> Iterator[WorkerProcess]:
         yield process
 
 
-def test_a_command_answers_with_its_value(living: WorkerProcess) -> None:
-    assert [living.call("add", 2, 3), living.call("add", 4, 5)] == [5, 9]
-
-
 def test_our_errors_come_back_with_their_kind_and_hint(living: WorkerProcess) -> None:
     with pytest.raises(BadInputError) as caught:
         living.call("refuse")
@@ -235,18 +231,6 @@ def test_a_worker_inside_a_long_call_ends_with_its_parent(how: signal.Signals) -
     parent.send_signal(how)
     parent.wait()
     _wait_until(lambda: not _alive(worker))
-
-
-def test_a_file_named_like_a_library_in_the_current_folder_is_not_imported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("onnxruntime", "numpy", "pickle", "json", "twofour"):
-        (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong one')\n")
-    monkeypatch.chdir(tmp_path)
-    with WorkerProcess(SERVICE, 1) as process:
-        for name in ("onnxruntime", "numpy", "json"):
-            found = process.call("file_of", name)
-            assert not found.startswith(str(tmp_path)), found
 
 
 def test_what_the_parent_would_import_is_imported(

@@ -122,15 +122,14 @@ def test_pixels_of_no_known_range_are_named_and_hidden_files_passed_over(tmp_pat
     assert "of 2 images 1" in note
 
 
-def test_only_broken_images_are_an_error(tmp_path: Path) -> None:
-    (tmp_path / "x.png").write_bytes(b"no image")
-    with pytest.raises(BadInputError, match="none of 1 images"):
-        opened(tmp_path, rgb_model(), **PLAIN)
-
-
-def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").touch()
-    with pytest.raises(BadInputError, match="have no images"):
+@pytest.mark.parametrize(
+    ("name", "message"), [("x.png", "none of 1 images"), ("notes.txt", "have no images")]
+)
+def test_a_folder_without_a_readable_image_is_refused(
+    tmp_path: Path, name: str, message: str
+) -> None:
+    (tmp_path / name).write_bytes(b"no image")
+    with pytest.raises(BadInputError, match=message):
         opened(tmp_path, rgb_model(), **PLAIN)
 
 

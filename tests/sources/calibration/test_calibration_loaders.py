@@ -71,13 +71,6 @@ def test_every_way_of_writing_batches_gives_the_same_samples(make: Callable[[], 
     assert max(batch.samples for batch in data.batches()) <= 8
 
 
-def test_a_loader_that_shuffles_gives_the_same_every_time() -> None:
-    loader = DataLoader(TensorDataset(X), batch_size=5, shuffle=True)
-    data = opened(loader)
-    assert np.array_equal(joined(data), joined(data))
-    assert sorted(joined(data)[:, 0].tolist()) == X[:, 0].tolist()
-
-
 def test_an_endless_generator_is_asked_for_no_more_than_is_needed() -> None:
     asked = []
 
