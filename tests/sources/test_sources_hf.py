@@ -237,6 +237,10 @@ PIXELS = {"pixel_values": (2, 3, 8, 8)}
     [
         (_clip, IDS | PIXELS),
         (
+            lambda: transformers.VideoMAEModel(transformers.VideoMAEConfig(**IMAGES, num_frames=2)),
+            {"pixel_values": (2, 2, 3, 8, 8)},
+        ),
+        (
             lambda: transformers.WhisperForConditionalGeneration(_whisper()),
             {"input_features": (2, 6, 20), "decoder_input_ids": (2, 12)},
         ),

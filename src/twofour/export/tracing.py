@@ -20,7 +20,12 @@ import torch
 from onnx_ir.passes.common import OutputFixPass, RemoveUnusedNodesPass
 from onnxscript.optimizer import fold_constants
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.nn.utils import stateless
 
 from twofour.errors import BadInputError
@@ -324,6 +329,8 @@ def _forward_failure(module: nn.Module, call: BoundCall) -> Exception | None:
             with fake_values(module) as mode:
                 fake = fake_call(call, mode)
                 module(*fake.args, **fake.kwargs)
+    except (DataDependentOutputException, DynamicOutputShapeException):
+        return None  # it needs values, and fake tensors have none
     except Exception as error:  # noqa: BLE001 - the user's forward can raise anything
         return error
     return None

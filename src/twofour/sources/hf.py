@@ -400,7 +400,9 @@ def _shape_of(
     if name == "pixel_values":
         size = known.get("image_size") or image_size or _USUAL_IMAGE  # a ResNet's names no size
         height, width = (size, size) if isinstance(size, int) else size
-        return (known.get("num_channels", 3), height, width)
+        image = (known.get("num_channels", 3), height, width)
+        frames = known.get("num_frames")  # VideoMAE's, and of models like it
+        return image if frames is None else (frames, *image)
     if name == "input_values" and "conv_stride" in known:  # wav2vec 2.0 and models like it
         return (_A_SECOND,)
     bins = known.get("num_mel_bins")
