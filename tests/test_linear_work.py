@@ -185,6 +185,8 @@ ATTACKS: Mapping[str, tuple[Attack, int]] = {
     "log: timed layers": (_log(lambda n: _verbose(*(
         f"--------------- Timing Runner: l{i} (C[0x1])" for i in range(n)))), 250),
     "log: a line of open brackets": (_log(lambda n: _sparsity("(a || " * n)), 2000),
+    "log: rests of a list": (_log(lambda n: _sparsity("a") + ",b\n" * n), 4000),
+    "log: lines as wide as the paste": (_log(lambda n: ("x" * 80 + "\n") * n), 2000),
     "log: lines of escapes": (_log(lambda n: ("\x1b[0;" * 40 + "\n") * n), 25),
     "profile": (
         _report(_chain, _named("m{0}"), None, lambda n: json.dumps(

@@ -9,7 +9,6 @@ import json
 import re
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from hypothesis import given, settings
@@ -27,8 +26,6 @@ from twofour.records.options import CompareOptions
 from twofour.reports.eligibility_document import status_bar
 from twofour.reports.latency_words import answer_lines
 from twofour.words import printable, share
-
-GOLDEN = Path(__file__).parent / "golden"
 
 
 def _data(text: str) -> list[dict[str, Any]]:
