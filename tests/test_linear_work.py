@@ -171,6 +171,8 @@ def _named(pattern: str) -> Callable[[int], str]:
 ATTACKS: Mapping[str, tuple[Attack, int]] = {
     "layers: a name that joins all nodes": (
         _report(_beside, lambda n: _layers(_numbers(n, " + "))), 300),
+    "layers: a name of open brackets": (
+        _report(_beside, lambda n: _layers("{ForeignNode[" * n + "PWN(a + " * n)), 500),
     "layers: regions that lie in each other": (
         _report(_chain, _named("{{ForeignNode[m0...m{0}]}}")), 50),
     # deeper than any Python's own JSON reader goes: it reads 1,000 levels on some

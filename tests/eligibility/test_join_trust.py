@@ -66,15 +66,6 @@ def test_what_runs_on_overwritten_weights_says_nothing_of_the_models_own() -> No
         assert advice_lines(found)[0].startswith("WARNING: --sparsity=force overwrote")
 
 
-def test_gates_of_the_engine_are_refused_for_overwritten_weights() -> None:
-    log = build(eligible("a"), chosen("a"), flag="Forced")
-    found = joined(report(big()), build=log)
-    for gates in (Gates(min_chosen=0.7), Gates(min_eligible=0.7)):
-        with pytest.raises(BadInputError, match="--sparsity=force"):
-            missed_gates(found, gates)
-    assert missed_gates(found, Gates(no_broken=True)) == ()
-
-
 def test_choices_of_a_pass_that_was_not_kept_do_not_count() -> None:
     log = build(eligible("a"), chosen("a"), eligible("a"), chosen())
     undone = replace(log.sparsity_lines[1], discarded=True)

@@ -186,20 +186,6 @@ def test_what_the_kernels_alone_gain_stands_beside_what_the_dense_weights_lose()
     assert ratios[2].only_sparsity
 
 
-@given(st.lists(st.floats(0.5, 2), min_size=10, max_size=30), st.floats(0.5, 2))
-def test_verdicts_turn_over_with_the_sides(samples: list[float], factor: float) -> None:
-    opposite = {
-        LatencyVerdict.FASTER: LatencyVerdict.SLOWER,
-        LatencyVerdict.SLOWER: LatencyVerdict.FASTER,
-    }
-    one = variant(DENSE, samples)
-    other = variant("sparse@onnxruntime:cpu", [s * factor for s in reversed(samples)])
-    ((ratio,), _) = ratios_and_noise([one, other], DENSE, 0)
-    ((turned,), _) = ratios_and_noise([one, other], other.name, 0)
-    assert turned.ratio * ratio.ratio == pytest.approx(1)
-    assert turned.verdict is opposite.get(ratio.verdict, ratio.verdict)
-
-
 WORDS = st.from_regex(r"[a-z0-9][a-z0-9_.+-]{0,12}", fullmatch=True)
 LABELS = st.one_of(
     st.text(max_size=20),

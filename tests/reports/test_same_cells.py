@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from markdown_it import MarkdownIt
-from support.comparison_cases import by_trtexec, files, many, run_folder, sweep
+from support.comparison_cases import files, many, run_folder, sweep
 from support.comparison_cases import hostile as hostile_comparison
 from support.render_cases import every_status, hostile, large
 from support.rendered import (
@@ -77,7 +77,6 @@ COMPARISONS = {
     "files": files(),
     "hostile": hostile_comparison(),
     "many": many(),
-    "trtexec": by_trtexec(),
 }
 
 
