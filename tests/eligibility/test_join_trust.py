@@ -21,13 +21,12 @@ from support.join_cases import (
     report_from_log,
     tuned,
 )
-from support.report_cases import big, check, codes, conv, gpu, grouped, matmul, report
+from support.report_cases import big, check, codes, gpu, grouped, matmul, report
 
 from twofour.eligibility.build_evidence import BuildEvidence, choose_build
 from twofour.eligibility.build_facts import build_facts
 from twofour.eligibility.join import report_from_engine
 from twofour.eligibility.layer_gates import Gates, missed_gates
-from twofour.eligibility.reasons import leaves_dense
 from twofour.errors import BadInputError
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
 from twofour.records.log import BuildOutcome, EngineLayer, SparsityFlag
@@ -166,32 +165,25 @@ def test_broken_weights_that_run_sparse_are_noted_for_the_whole_report() -> None
     assert found.notes[0].startswith("WARNING: the engine calls 1 layer eligible or chosen")
 
 
-def test_layer_information_of_another_model_is_left_aside_with_a_warning() -> None:
-    other = information(layer("/x/Conv", SPARSE, has_sparse_weights=True), layer("/y/Conv", DENSE))
-    log = build(eligible("a", "b"), chosen("a"))
-    found = joined(report(big("a"), big("b")), build=log, layers=other)
-    assert names(found) == [CHOSEN, ELIGIBLE]
+@pytest.mark.parametrize(
+    ("other", "note"),
+    [
+        ({"build": build(eligible("x", "y"), chosen("x"))}, "the log and"),
+        ({"layers": information(layer("/x/Conv", SPARSE), layer("/y", DENSE))}, "the layer info"),
+        ({"dense_build": build(*tuned("x", (DENSE, 0.02)), flag="Disabled")}, "the dense log and"),
+    ],
+    ids=["log", "layer information", "dense log"],
+)
+def test_a_file_of_another_model_is_left_aside_with_a_warning_and_the_others_count(
+    other: dict[str, Any], note: str
+) -> None:
+    own = {"build": build(eligible("a"), chosen("a")), "layers": information(layer("a", SPARSE))}
+    found = joined(report(big()), **{**own, **other})
+    assert names(found) == [CHOSEN]
     assert found.unmatched_engine_layers == ()
     assert found.not_evidence is None
-    assert "layers.json is left aside" in found.notes[0]
-
-
-def test_a_dense_log_of_another_model_is_left_aside_with_a_warning() -> None:
-    log = build(eligible("a"), chosen("a"))
-    other = build(*tuned("x", (DENSE, 0.02)), flag="Disabled")
-    found = joined(report(big()), build=log, dense_build=other)
-    assert names(found) == [CHOSEN]
-    assert "build.log is left aside" in found.notes[0]
-
-
-def test_a_log_of_another_model_does_not_take_fitting_layer_information_with_it() -> None:
-    found = joined(
-        report(big("a")),
-        build=build(eligible("x", "y"), chosen("x")),
-        layers=information(layer("a", SPARSE)),
-    )
-    assert names(found) == [CHOSEN]
-    assert found.notes[0].startswith("WARNING: the log and")
+    assert found.notes[0].startswith(f"WARNING: {note}")
+    assert found.notes[0].endswith(" is left aside")
 
 
 def test_a_layer_that_the_log_times_is_not_absent_from_the_engine() -> None:
@@ -272,17 +264,6 @@ def test_the_summary_and_the_shares_of_a_build_without_sparse_weights_agree() ->
     assert "(2 layers, 99.9 %" in advice_lines(found)[0]
     assert advice_lines(found)[1].startswith("then (2): prune 2:4")
     assert "(1 layer, 50.0 %" in advice_lines(found)[1]
-
-
-@pytest.mark.parametrize("width", [3, 6])
-def test_a_layer_that_is_best_left_dense_does_not_ask_for_the_switch(width: int) -> None:
-    weight = conv("a", width, 64, node="a")
-    off = joined(report((weight, check(weight, violations=7))), build=build(flag="Disabled"))
-    (found,) = off.verdicts
-    assert codes(found)[0] == "AXIS_NOT_MULTIPLE"
-    assert codes(found)[-1] == "SPARSITY_OFF"
-    assert leaves_dense(found.remedy or "")
-    assert SWITCH_ON not in (found.remedy or "")
 
 
 # --- what the log leaves out, and what would say it -----------------------------------------------

@@ -21,7 +21,7 @@ from support.join_cases import (
     report_from_log,
     tuned,
 )
-from support.report_cases import big, check, codes, conv, int8, matmul, report
+from support.report_cases import big, codes, conv, matmul, report
 
 from twofour.eligibility.build_facts import build_facts
 from twofour.eligibility.totals import LayerStatus, status_of
@@ -170,15 +170,6 @@ def test_grouped_convolutions_are_not_listed_as_the_rules_say() -> None:
     assert found.totals.disagreements == ()
 
 
-def test_a_mask_along_the_flattened_axis_leaves_only_1x1_convolutions_eligible() -> None:
-    """The 39 1x1 convolutions of the yolov5s files: 3x3 ones hold along another axis only."""
-    small, large = conv("one", 512, 512, (1, 1), node="one"), conv("three", 512, 512, node="three")
-    predicted = report(small, (large, check(large, violations=9, holds_along=2)))
-    one, three = joined(predicted, build=build(eligible("one"), chosen("one"))).verdicts
-    assert (one.verdict, three.verdict) == (CHOSEN, NOT_ELIGIBLE)
-    assert codes(three) == ["WRONG_AXIS", "PATTERN_BROKEN", "NOT_LISTED"]
-
-
 def test_bert_in_float_on_tensorrt_8_lists_nothing_and_chooses_nothing() -> None:
     """NVIDIA/TensorRT issues 2271 and 1340: both lists empty."""
     log = build(
@@ -208,16 +199,6 @@ def test_a_product_that_tensorrt_8_lists_in_float_is_eligible_and_no_surprise() 
     assert (found.verdict, found.predicted) == (CHOSEN, UNKNOWN)
     assert found.reasons[0].code is ReasonCode.QUALIFIES
     assert verdict_note(found) == ""
-
-
-def test_int8_with_a_quantised_output_is_chosen_and_without_is_not() -> None:
-    log = build(eligible("with", "without"), chosen("with"))
-    quantised = matmul("with", 1536, 1536, node="with", **int8(output=True))
-    plain = matmul("without", 1536, 1536, node="without", **int8(output=False))
-    a, b = joined(report(quantised, plain), build=log).verdicts
-    assert (a.verdict, b.verdict) == (CHOSEN, ELIGIBLE)
-    assert "INT8_OUTPUT_NOT_QUANTIZED" in codes(b)
-    assert "quantise its output" in (b.remedy or "")
 
 
 @pytest.mark.parametrize(
@@ -303,13 +284,6 @@ def test_a_log_of_another_model_measures_nothing_and_the_report_says_so_first() 
     assert found.not_evidence == found.notes[0]
     assert found.totals is None
     assert found.unmatched_engine_layers == ("x + relu", "y")
-
-
-def test_one_name_that_leads_to_the_model_is_enough_for_its_log() -> None:
-    log = build(eligible("b", "x", "y"), chosen())
-    found = joined(report(big("a"), big("b")), build=log)
-    assert found.not_evidence is None
-    assert found.verdicts[1].evidence is Evidence.MEASURED
 
 
 def test_kernels_that_the_builder_names_itself_do_not_tell_another_model() -> None:
