@@ -9,7 +9,7 @@ from support.report_cases import conv, matmul, report
 from twofour.eligibility.build_evidence import BuildEvidence, match_rows
 from twofour.eligibility.join import join_report
 from twofour.eligibility.layer_nodes import EngineName, LayerNodes, find_nodes, index_nodes
-from twofour.eligibility.node_names import paths_of_layer, split_name
+from twofour.eligibility.node_names import split_name
 from twofour.records.eligibility import EligibilityReport, VerdictName
 from twofour.records.export import GraphNode
 from twofour.records.weights import Weight
@@ -123,11 +123,6 @@ def test_ends_of_a_region_may_be_one_node_or_fusions(ends: str, region: tuple[in
 def test_what_the_builder_puts_around_a_layer_computes_nothing(name: str) -> None:
     found = resolved(name, *MNIST)
     assert (found.held, found.inside, found.matched) == ((), (), True)
-
-
-def test_what_brings_data_to_a_node_leads_to_it() -> None:
-    found = index_nodes(MNIST, {}, []).find("reshape_before_node_linear")
-    assert (found.nodes, found.around, found.anything) == ((), (6,), True)
 
 
 def test_two_names_that_myelin_writes_alike_are_not_guessed() -> None:
@@ -327,19 +322,3 @@ def test_the_bias_of_a_module_is_not_its_product() -> None:
     bias = "[ELEMENTWISE]-[aten_ops.linear.default]-[/fc/linear_add]"
     given = [conv("fc", 64, 64, node="fc")]
     assert in_engine(given, bias, product).verdicts[0].engine_layer == product
-
-
-def test_choices_on_the_lines_of_a_log_count_under_the_names_of_torch() -> None:
-    given = weights("slashes")
-    nodes = tuple(node(w.node or "", "Conv", "x") for w in given)
-    names = [fused(m) for m in MODULES]
-    log = build(eligible(*names), chosen(names[1]))
-    found = join_report(report(*given), BuildEvidence(build=log, nodes=nodes))
-    assert [v.verdict for v in found.verdicts][:3] == [
-        *(VerdictName.ELIGIBLE, VerdictName.CHOSEN, VerdictName.ELIGIBLE)
-    ]
-
-
-def test_names_that_an_exporter_made_up_state_no_path() -> None:
-    assert paths_of_layer("node_Conv_12", "onnx::Conv_193") == ()
-    assert paths_of_layer("/a/a.0/Conv", "b.weight") == ("b", "a.0")

@@ -132,13 +132,6 @@ def test_no_sparse_kernel_among_the_timed_ones_is_said() -> None:
     assert alone.reasons[0].message == found.reasons[0].message
 
 
-def test_kernels_in_half_precision_show_that_a_float32_file_was_built_with_it() -> None:
-    log = build(*tuned("a", (DENSE, 0.02)), eligible("a"), chosen())
-    found = verdict(big(math_dtype="float32"), build=log)
-    assert codes(found) == ["NO_SPARSE_TACTIC", "QUALIFIES"]
-    assert "accept dense" in (found.remedy or "")
-
-
 def test_a_tactic_skipped_for_workspace_states_both_sizes() -> None:
     log = build(*tuned("a", (DENSE, 0.02)), eligible("a"), chosen())
     skipped = SkippedTactic(
@@ -224,26 +217,6 @@ def test_an_engine_that_shows_no_sparse_weights_may_not_have_been_allowed_them()
     assert codes(a) == ["QUALIFIES", "LOG_SILENT"]
     assert status_of(a) is LayerStatus.CAN
     assert "--sparsity=enable" in (a.remedy or "")
-
-
-def test_the_list_of_the_native_layers_says_nothing_of_a_myelin_region() -> None:
-    nodes = chain(("a", "Conv"), ("b", "MatMul"), ("c", "Softmax"))
-    layers = information(layer("a"), layer("{ForeignNode[b...c]}", layer_type="Myelin"))
-    log = build(eligible("a"), chosen())
-    weight = matmul("b", 512, 512, node="b")
-    _, b = joined(report(big("a"), weight), build=log, layers=layers, nodes=nodes).verdicts
-    assert (b.verdict, b.evidence) == (ELIGIBLE, Evidence.PREDICTED)
-    assert b.engine_layer == "{ForeignNode[b...c]}"
-    assert "Myelin" in b.reasons[-1].message
-
-
-def test_the_list_of_a_myelin_region_speaks_of_the_layers_in_it() -> None:
-    nodes = chain(("a", "Conv"), ("b", "MatMul"), ("d", "MatMul"), ("c", "Softmax"))
-    layers = information(layer("a"), layer("{ForeignNode[b...c]}", layer_type="Myelin"))
-    log = build(eligible("b", foreign=True), chosen(foreign=True), eligible("a"), chosen())
-    weights = [big("a"), *(matmul(name, 512, 512, node=name) for name in "bd")]
-    found = joined(report(*weights), build=log, layers=layers, nodes=nodes).verdicts
-    assert [v.verdict for v in found] == [ELIGIBLE, ELIGIBLE, NOT_ELIGIBLE]
 
 
 def test_a_node_of_constants_alone_is_folded_into_the_layer_behind_it() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from support.join_cases import node
 from support.rendered import to_csv, to_html
-from support.report_cases import check, conv, matmul, reason, report
+from support.report_cases import check, conv, matmul, pruned_row, reason, report
 
 from twofour.eligibility.build_evidence import BuildEvidence
 from twofour.eligibility.join import join_report
@@ -133,8 +133,7 @@ def test_weights_that_the_models_own_code_uses_count_as_well() -> None:
 
 
 def pruned(layer: str, *, tied_to: tuple[str, ...] = ()) -> PrunedWeight:
-    weight = matmul(layer, 64, 32, op="Linear", node=None, tied_to=tied_to)
-    return PrunedWeight(weight=weight, pruned=True, zeros=1024, kept_magnitude=0.8, reasons=())
+    return pruned_row(matmul(layer, 64, 32, op="Linear", node=None, tied_to=tied_to))
 
 
 def test_layers_without_a_product_or_constant_in_the_graph_are_missing() -> None:

@@ -10,22 +10,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Group
+from support.comparison_cases import agreement
 from support.rendered import eligibility_table
 from support.report_cases import (
-    TWO_FOUR,
     check,
     conv,
     gpu,
     int8,
     matmul,
+    prune_result,
+    pruned_row,
     reason,
     report,
     validation,
 )
 
 from twofour.records.eligibility import EligibilityReport, Verdict
-from twofour.records.export import Accuracy, Metric, OutputAgreement
-from twofour.records.weights import PrunedWeight, PruneResult, ReasonCode, Selection, Validation
+from twofour.records.export import Accuracy, Metric
+from twofour.records.weights import ReasonCode, Validation
 from twofour.reports.document import Fold, Lines, Section, Table, unfolded
 from twofour.reports.eligibility_document import eligibility_document
 from twofour.reports.eligibility_words import drift_lines
@@ -111,22 +113,11 @@ def test_a_validation_says_how_many_weights_had_to_hold() -> None:
 
 def test_the_prune_table_is_as_expected(golden: Callable[[Path, str], None]) -> None:
     mix, grouped = conv("mix", 512, 512), conv("grouped", 128, 128, groups=4)
-    rows = (
-        PrunedWeight(weight=mix, pruned=True, zeros=1_179_648, kept_magnitude=0.7731, reasons=()),
-        PrunedWeight(
-            weight=grouped,
-            pruned=False,
-            zeros=3,
-            kept_magnitude=None,
-            reasons=(reason(ReasonCode.GROUPED_CONV, "4 groups of 32 input channels"),),
-        ),
-    )
-    made = PruneResult(
+    reasons = (reason(ReasonCode.GROUPED_CONV, "4 groups of 32 input channels"),)
+    made = prune_result(
+        pruned_row(mix, zeros=1_179_648, kept_magnitude=0.7731),
+        pruned_row(grouped, pruned=False, zeros=3, kept_magnitude=None, reasons=reasons),
         source="digits.py:make",
-        pattern=TWO_FOUR,
-        method="magnitude",
-        selection=Selection(),
-        weights=rows,
     )
     golden(GOLDEN / "prune.txt", plain_text(render(prune_document(made))))
 
@@ -134,21 +125,12 @@ def test_the_prune_table_is_as_expected(golden: Callable[[Path, str], None]) -> 
 def test_the_drift_lines_give_cosine_error_and_metrics(
     golden: Callable[[Path, str], None],
 ) -> None:
-    drift = OutputAgreement(
-        output="logits",
-        shape=(8, 10),
-        max_abs_error=1.25,
-        cosine=0.98765432,
-        row_cosine_mean=0.98,
-        row_cosine_min=0.91,
-        relative_error=0.1564,
-        dense_largest=3.5,
+    drift = replace(
+        agreement(1.25, 0.98765432), shape=(8, 10), relative_error=0.1564, dense_largest=3.5
     )
-    made = Accuracy(
-        drift=(drift,),
-        examples=8,
-        metrics=(Metric(name="accuracy", dense=0.9867, sparse=0.9844),),
-    )
+    metric = Metric(name="accuracy", dense=0.9867, sparse=0.9844)
+    drift = replace(drift, row_cosine_mean=0.98, row_cosine_min=0.91)
+    made = Accuracy(drift=(drift,), examples=8, metrics=(metric,))
     golden(GOLDEN / "drift.txt", plain_text(Group(*drift_lines(made))))
 
 
