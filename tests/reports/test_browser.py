@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from support.chromium import Browser, browser, why_not
+from support.comparison_cases import COMPARISONS, run_folder, sweep
 from support.comparison_cases import hostile as hostile_comparison
-from support.comparison_cases import many, run_folder, sweep
 from support.render_cases import every_status, large
 from support.rendered import comparison_page, to_html
 
@@ -252,13 +252,6 @@ def test_two_thousand_layers_open_and_filter_without_delay(
 
 # --- the page of a comparison ---------------------------------------------------------------------
 
-COMPARISONS = {
-    "run_folder": run_folder,
-    "sweep": sweep,
-    "hostile": hostile_comparison,
-    "many": many,
-}
-
 
 def _opened(chromium: Browser, folder: Path, text: str) -> Browser:
     page = _open(chromium, folder, text)
@@ -270,7 +263,7 @@ def _opened(chromium: Browser, folder: Path, text: str) -> Browser:
 def test_the_page_of_a_comparison_is_no_wider_than_the_window(
     chromium: Browser, tmp_path: Path, name: str
 ) -> None:
-    page = _opened(chromium, tmp_path, comparison_page(COMPARISONS[name]()))
+    page = _opened(chromium, tmp_path, comparison_page(COMPARISONS[name]))
     assert page.run("return document.documentElement.scrollWidth - window.innerWidth") <= 0
 
 

@@ -348,3 +348,12 @@ def _with_outputs(
 
 def _failed(name: str, error: str, hint: str | None) -> ComparedVariant:
     return replace(variant(name, None), error=error, hint=hint)
+
+
+COMPARISONS = {
+    "run_folder": run_folder(),
+    "sweep": sweep(),
+    "files": files(),
+    "hostile": hostile(),
+    "many": many(),
+}
