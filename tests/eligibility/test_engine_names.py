@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.join_cases import build, chain, chosen, eligible, information, layer, node
+from support.join_cases import MNIST, build, chain, chosen, eligible, information, layer, node
 from support.report_cases import conv, matmul, report
 
 from twofour.eligibility.build_evidence import BuildEvidence, match_rows
@@ -13,21 +13,6 @@ from twofour.eligibility.node_names import split_name
 from twofour.records.eligibility import EligibilityReport, VerdictName
 from twofour.records.export import GraphNode
 from twofour.records.weights import Weight
-
-MNIST = (
-    *chain(
-        ("node_conv2d", "Conv"),
-        ("node_relu", "Relu"),
-        ("node_max_pool2d", "MaxPool"),
-        ("node_conv2d_1", "Conv"),
-        ("node_relu_1", "Relu"),
-        ("node_view", "Reshape"),
-    ),
-    node("node_linear", "Gemm", "node_view_out", "gemm1.weight", constants=("gemm1.weight",)),
-    node("node_relu_2", "Relu", "node_linear_out"),
-    node("node_linear_1", "Gemm", "node_relu_2_out", "gemm2.weight", constants=("gemm2.weight",)),
-    node("node_softmax", "Softmax", "node_linear_1_out"),
-)
 
 
 def resolved(name: str | EngineName, *nodes: GraphNode) -> LayerNodes:
@@ -66,11 +51,12 @@ def test_the_parts_of_a_name_are_the_nodes_it_was_fused_from(name: str, nodes: l
 def test_a_region_holds_what_no_other_layer_of_the_engine_names() -> None:
     names = [
         *("node_conv2d + node_relu", "node_max_pool2d", "node_conv2d_1 + node_relu_1"),
+        "node_max_pool2d_1",
         "{ForeignNode[gemm1.weight...ONNXTRT_castHelper_9]}",
     ]
     found = find_nodes(names, index_nodes(MNIST, {}, names), whole=True)[-1]
     assert [MNIST[at].name for at in found.region] == [
-        *("node_view", "node_linear", "node_relu_2", "node_linear_1", "node_softmax")
+        *("node_view", "node_linear", "node_relu_2", "node_linear_1", "node_softmax", "node_argmax")
     ]
     assert found.nodes == ()
 
@@ -86,9 +72,9 @@ def test_a_region_leaves_out_what_another_layer_names() -> None:
     region, other = find_nodes(
         ["{ForeignNode[node_conv2d...node_softmax]}", "node_linear_myl0_1"], index
     )
-    assert 6 not in region.region
-    assert len(region.region) == 9
-    assert other.nodes == (6,)
+    assert 7 not in region.region
+    assert len(region.region) == 10
+    assert other.nodes == (7,)
 
 
 def test_of_two_regions_the_shorter_has_what_both_could() -> None:
@@ -98,15 +84,15 @@ def test_of_two_regions_the_shorter_has_what_both_could() -> None:
         "{ForeignNode[node_linear...node_relu_2]}",
     ]
     wide, narrow = find_nodes(names, index)
-    assert narrow.region == (6, 7)
-    assert not set(wide.region) & {6, 7}
+    assert narrow.region == (7, 8)
+    assert not set(wide.region) & {7, 8}
 
 
 @pytest.mark.parametrize(
     ("ends", "region"),
     [
-        ("node_linear", (6,)),
-        ("node_view + node_linear...node_linear_1 + node_softmax", (5, 6, 7, 8, 9)),
+        ("node_linear", (7,)),
+        ("node_view + node_linear...node_linear_1 + node_softmax", (6, 7, 8, 9, 10)),
     ],
 )
 def test_ends_of_a_region_may_be_one_node_or_fusions(ends: str, region: tuple[int, ...]) -> None:

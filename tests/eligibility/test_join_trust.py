@@ -197,16 +197,12 @@ def test_a_layer_that_the_log_times_is_not_absent_from_the_engine() -> None:
 # --- engine and GPU -------------------------------------------------------------------------------
 
 
-def test_gpu_and_capability_come_from_the_log() -> None:
-    log = replace(build(eligible("a"), chosen("a")), gpu="RTX 3090", compute_capability=(8, 6))
-    found = joined(report(big(), engine="no engine"), build=log)
-    assert "tensorrt 10.16.1 (trtexec) on" in title_line(found)
-
-
-def test_the_gpu_of_another_machine_is_not_the_engines() -> None:
+def test_gpu_and_capability_come_from_the_log_and_not_from_this_machine() -> None:
     log = replace(build(eligible("a"), chosen("a")), gpu="RTX 3090", compute_capability=(8, 6))
     here = report(big(), engine="no engine", gpu=gpu("NVIDIA H200", 9, 0))
-    assert joined(here, build=log).gpu is None
+    found = joined(here, build=log)
+    assert found.gpu is None
+    assert "tensorrt 10.16.1 (trtexec) on RTX 3090 (compute capability 8.6)" in title_line(found)
     same = replace(log, gpu="NVIDIA H200", compute_capability=(9, 0))
     assert joined(here, build=same).gpu == gpu("NVIDIA H200", 9, 0)
 

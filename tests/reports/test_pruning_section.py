@@ -98,15 +98,12 @@ def test_layers_that_differ_in_one_number_share_a_row_but_not_on_the_page() -> N
 
 def test_a_runs_page_shows_what_was_pruned_alone() -> None:
     left = replace(ROWS[0], pruned=False)
-    section = pruning_section(replace(RESULT, weights=(left, *ROWS[1:])))
+    result = replace(RESULT, weights=(left, *ROWS[1:]))
+    section = pruning_section(result)
     assert section is not None
     (table,) = (block for block in section.blocks if isinstance(block, Table))
     assert cells(table)["layer"] == ("b", "c", "d")
-
-
-def test_a_page_shows_what_pruning_did() -> None:
-    document = eligibility_document(every_status(), pruned=RESULT)
-    page = html.page(document)
+    page = html.page(eligibility_document(every_status(), pruned=result))
     assert "What pruning did" in page
     assert page.count(NOT_REACHED) == 1
     assert '<td class="figure">30 %</td>' in page
