@@ -48,19 +48,6 @@ def test_the_parts_of_a_name_are_the_nodes_it_was_fused_from(name: str, nodes: l
     assert named(name, *MNIST) == nodes
 
 
-def test_a_region_holds_what_no_other_layer_of_the_engine_names() -> None:
-    names = [
-        *("node_conv2d + node_relu", "node_max_pool2d", "node_conv2d_1 + node_relu_1"),
-        "node_max_pool2d_1",
-        "{ForeignNode[gemm1.weight...ONNXTRT_castHelper_9]}",
-    ]
-    found = find_nodes(names, index_nodes(MNIST, {}, names), whole=True)[-1]
-    assert [MNIST[at].name for at in found.region] == [
-        *("node_view", "node_linear", "node_relu_2", "node_linear_1", "node_softmax", "node_argmax")
-    ]
-    assert found.nodes == ()
-
-
 def test_of_layers_that_may_not_be_all_a_region_surely_has_the_user_of_its_constant() -> None:
     found = resolved("{ForeignNode[gemm1.weight...ONNXTRT_castHelper_9]}", *MNIST)
     assert [MNIST[at].name for at in found.region] == ["node_linear"]
@@ -109,11 +96,6 @@ def test_ends_of_a_region_may_be_one_node_or_fusions(ends: str, region: tuple[in
 def test_what_the_builder_puts_around_a_layer_computes_nothing(name: str) -> None:
     found = resolved(name, *MNIST)
     assert (found.held, found.inside, found.matched) == ((), (), True)
-
-
-def test_two_names_that_myelin_writes_alike_are_not_guessed() -> None:
-    nodes = (node("/a.b/Gemm", "Gemm"), node("/a/b/Gemm", "Gemm"))
-    assert named("/a_b/Gemm_myl9_2", *nodes) == []
 
 
 @pytest.mark.parametrize(
@@ -308,3 +290,14 @@ def test_the_bias_of_a_module_is_not_its_product() -> None:
     bias = "[ELEMENTWISE]-[aten_ops.linear.default]-[/fc/linear_add]"
     given = [conv("fc", 64, 64, node="fc")]
     assert in_engine(given, bias, product).verdicts[0].engine_layer == product
+
+
+def test_choices_on_the_lines_of_a_log_count_under_the_names_of_torch() -> None:
+    given = weights("slashes")
+    nodes = tuple(node(w.node or "", "Conv", "x") for w in given)
+    names = [fused(m) for m in MODULES]
+    log = build(eligible(*names), chosen(names[1]))
+    found = join_report(report(*given), BuildEvidence(build=log, nodes=nodes))
+    assert [v.verdict for v in found.verdicts][:3] == [
+        *(VerdictName.ELIGIBLE, VerdictName.CHOSEN, VerdictName.ELIGIBLE)
+    ]

@@ -234,11 +234,6 @@ def test_a_layer_is_not_called_absent_while_a_layer_of_the_engine_is_unmatched()
     assert found.unmatched_engine_layers == ("__myl_FcMul_myl0_1",)
 
 
-def test_without_evidence_the_verdicts_are_the_predicted_ones() -> None:
-    predicted = report(big(), conv("grouped", 128, 128, groups=32))
-    assert joined(predicted).verdicts == predicted.verdicts
-
-
 # --- what is no evidence --------------------------------------------------------------------------
 
 
