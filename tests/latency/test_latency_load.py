@@ -80,8 +80,11 @@ def test_variants_on_a_gpu_are_judged_on_a_busy_machine() -> None:
         return replace(made, settings=replace(settings_of(made.name), threads=None))
 
     variants = [on_gpu(variant(n, around(ms))) for n, ms in ((DENSE, 10), (SPARSE, 8))]
-    found = compared(variants, loads=(on_two_cores(0.9),))
-    assert verdict(found) == (LatencyVerdict.FASTER, None)
+    load = on_two_cores(0.9)
+    assert verdict(compared(variants, loads=(load,))) == (LatencyVerdict.FASTER, None)
+    unknown = [replace(made, settings=None) for made in variants]
+    withheld = (LatencyVerdict.UNDECIDED, Withheld.BUSY)
+    assert verdict(compared(unknown, loads=(load,))) == withheld
 
 
 def test_only_the_batch_that_was_under_load_is_not_judged() -> None:
@@ -112,6 +115,15 @@ def test_a_difference_that_is_gone_with_a_twin_in_place_is_no_finding() -> None:
     ]
     ratio = next(r for r in compared(variants).ratios if r.baseline == "dense@torch:eager")
     assert ratio.verdict is not LatencyVerdict.FASTER
+
+
+def test_a_gate_on_a_busy_machine_is_not_judged_whichever_way_it_looks() -> None:
+    for ratio in (0.5, 2.0):
+        for gate in ("sparse / dense > 1.0", "sparse / dense < 1.0"):
+            outcome = check_fail_if(two(ratio, part=0.6), [gate])
+            assert outcome.failed == ()
+            (line,) = outcome.not_judged
+            assert line.endswith("the machine was busy")
 
 
 def test_a_gate_fails_only_where_both_halves_of_the_rounds_lie_beyond_it() -> None:
