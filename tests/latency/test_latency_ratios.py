@@ -65,13 +65,6 @@ def test_with_too_few_rounds_the_noise_reaches_as_far_as_the_widest_round() -> N
     assert noise.floor == pytest.approx(0.25)
 
 
-def test_without_a_twin_the_interval_alone_decides() -> None:
-    other = variant("sparse@onnxruntime:cpu", around(10.1, phase=2))
-    ((ratio,), noise) = ratios_and_noise([VARIANTS[0], other], DENSE, 0)
-    assert noise == ()
-    assert ratio.verdict is LatencyVerdict.SLOWER
-
-
 def test_every_twin_gives_the_noise_of_its_engine_the_baseline_s_first() -> None:
     variants = [
         variant(f"{name}:b{batch}", around(ms, part=0), batch=batch)
@@ -149,13 +142,6 @@ def test_files_are_compared_with_the_baseline_s_file_in_every_engine() -> None:
         ("a@torch:eager", "b@x:y@torch:eager"),
         ("c/d@torch:eager", "b@x:y@torch:eager"),
     ]
-
-
-def test_a_baseline_without_times_leaves_the_ratios_within_the_other_engines() -> None:
-    variants = [variant(DENSE, error="out of memory"), *VARIANTS[3:5]]
-    ((ratio,), noise) = ratios_and_noise(variants, DENSE, 0)
-    assert (ratio.variant, ratio.baseline) == ("sparse@torch:eager", "dense@torch:eager")
-    assert noise == ()
 
 
 def test_a_mode_that_only_names_the_kernels_is_sparsity() -> None:
