@@ -154,12 +154,6 @@ def test_strong_typing_is_told_by_options_words_and_version(
     assert found.is_strongly_typed is (expected is True or version == "v110100")
 
 
-def test_the_options_of_a_run_that_loads_an_engine_no_progress_of_its_build() -> None:
-    log = build("Precision: FP32", flag="Disabled", options="--loadEngine=m.plan --verbose")
-    found = build_facts(replace(log, outcome=BuildOutcome.LOADED), None)
-    assert (found.built, found.types, found.sparse_weights) == (True, None, None)
-
-
 def test_forced_sparsity_is_not_sparse_weights_allowed_as_they_are() -> None:
     log = replace(build(), sparsity=SparsityFlag.FORCED)
     assert build_facts(log, None).sparse_weights is False

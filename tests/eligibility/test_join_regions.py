@@ -99,18 +99,6 @@ def test_a_region_reaches_to_its_neighbours_whatever_it_is_named_after(
     assert bool(found.region) or not anchored
 
 
-def test_two_regions_side_by_side_are_told_apart_by_the_nodes_at_their_border() -> None:
-    nodes = encoder(2)
-    names = [
-        "/stem/Conv",
-        "{ForeignNode[b0.fc2.bias + ONNXTRT_Broadcast_4.../b0/res2]}",
-        "{ForeignNode[/b1/ln1...ONNXTRT_castHelper_9]}",
-        "/head/Gemm",
-    ]
-    assert held(names, nodes, 1) == [n.name for n in nodes if n.name.startswith("/b0/")]
-    assert held(names, nodes, 2) == [n.name for n in nodes if n.name.startswith("/b1/")]
-
-
 def test_what_lies_between_two_regions_without_a_border_is_in_one_of_them() -> None:
     nodes = encoder(2)
     names = ["/stem/Conv", "/head/Gemm"]
@@ -326,19 +314,6 @@ def test_a_renamed_layer_on_the_chosen_line_is_the_node_it_was_made_of() -> None
     log = build(*RENAMED, eligible("fc", "fc_1_2"), chosen("fc_1_2"))
     found = of_twins(BuildEvidence(build=log, nodes=TWINS))
     assert [v.verdict.value for v in found.verdicts] == ["eligible", "chosen"]
-
-
-def test_a_region_of_one_renamed_product_is_not_taken_by_the_bias_of_its_node() -> None:
-    log = build(
-        *RENAMED,
-        listed("Myelin", "{ForeignNode[fc]}", "x", "a"),
-        listed("PointWise", "PWN(fc_1 + relu)", "a", "b"),
-        listed("Myelin", "{ForeignNode[fc_1_2]}", "b", "c"),
-    )
-    found = of_twins(BuildEvidence(build=log, nodes=TWINS))
-    assert [v.engine_layer for v in found.verdicts] == [
-        *("{ForeignNode[fc]}", "{ForeignNode[fc_1_2]}")
-    ]
 
 
 def test_a_layer_of_a_further_optimization_profile_is_the_layer() -> None:

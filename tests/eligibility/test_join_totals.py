@@ -67,16 +67,6 @@ def test_the_confusion_table_counts_every_measured_layer() -> None:
     }
 
 
-def test_shares_of_weights_and_multiply_adds_add_up() -> None:
-    weights, products = totals().shares
-    assert weights.unit is ShareUnit.WEIGHTS
-    assert (weights.runs_sparse, weights.eligible, weights.never) == (
-        *(512 * 512 * 9, 512 * 512 * 9, 128 * 4 * 9),
-    )
-    assert products.unit is ShareUnit.MULTIPLY_ADDS
-    assert (products.runs_sparse, products.never, products.total) == (100_000, 100, 200_100)
-
-
 @pytest.mark.parametrize(
     ("nodes", "total", "said"),
     [

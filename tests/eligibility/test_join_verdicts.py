@@ -53,13 +53,6 @@ def verdict(weight: Weight | tuple[Weight, Any], **evidence: Any) -> Verdict:
 # --- what proves a choice -------------------------------------------------------------------------
 
 
-def test_a_sparse_kernel_in_layer_information_means_chosen() -> None:
-    found = verdict(big(), layers=information(layer("a + relu", SPARSE)))
-    assert (found.verdict, found.evidence) == (CHOSEN, Evidence.MEASURED)
-    assert found.engine_layer == "a + relu"
-    assert found.reasons[0].source == f"layers.json: a + relu: {SPARSE}"
-
-
 def test_a_name_on_the_chosen_line_means_chosen_although_the_count_says_none() -> None:
     log = build(eligible("a", "b"), chosen("a", count=0))
     a, b = joined(report(big("a"), big("b")), build=log).verdicts
@@ -126,6 +119,13 @@ def test_no_sparse_kernel_among_the_timed_ones_is_said() -> None:
     assert advice_lines(made)[0] == said  # without a model no weight is known
     alone = made.verdicts[0]
     assert alone.reasons[0].message == found.reasons[0].message
+
+
+def test_kernels_in_half_precision_show_that_a_float32_file_was_built_with_it() -> None:
+    log = build(*tuned("a", (DENSE, 0.02)), eligible("a"), chosen())
+    found = verdict(big(math_dtype="float32"), build=log)
+    assert codes(found) == ["NO_SPARSE_TACTIC", "QUALIFIES"]
+    assert "accept dense" in (found.remedy or "")
 
 
 def test_a_tactic_skipped_for_workspace_states_both_sizes() -> None:
@@ -253,14 +253,6 @@ def test_a_log_of_another_model_measures_nothing_and_the_report_says_so_first() 
 def test_kernels_that_the_builder_names_itself_do_not_tell_another_model() -> None:
     found = joined(report(big()), layers=information(layer("__myl_Conv_myl0_1", DENSE)))
     assert found.not_evidence is None
-
-
-def test_layers_listed_for_myelin_count_among_those_a_layer_is_missing_from() -> None:
-    log = build(eligible("m", foreign=True), chosen(foreign=True), eligible("b"), chosen())
-    a, _, _ = joined(report(big("a"), big("b"), big("m")), build=log).verdicts
-    assert "among the 2 layers" in a.reasons[0].message
-    sources = (a.reasons[0].source or "").split("; ")
-    assert [source.split(": ")[0] for source in sources] == ["build.log:3", "build.log:5"]
 
 
 def test_a_failed_build_measures_nothing_and_its_first_error_comes_first() -> None:

@@ -16,7 +16,6 @@ from twofour.eligibility.layer_gates import Gates, missed_gates
 from twofour.eligibility.predict import not_exported, with_not_exported
 from twofour.records.eligibility import EligibilityReport, Evidence, Share, ShareUnit, VerdictName
 from twofour.records.weights import NotCovered, PrunedWeight, ReasonCode
-from twofour.reports.eligibility_words import totals
 
 
 def group(op: str, weights: int, *, multiplies: bool = True, uses: int = 1) -> NotCovered:
@@ -96,12 +95,6 @@ def test_multiply_adds_of_a_layer_count_once_where_another_array_of_it_is_not_co
     assert totals is not None
     (share,) = (s for s in totals.shares if s.unit is ShareUnit.MULTIPLY_ADDS)
     assert (share.total, share.eligible, share.not_covered) == (2_000, 2_000, 0)
-
-
-def test_a_model_without_a_row_has_its_weights_in_the_totals_all_the_same() -> None:
-    empty = replace(report(not_covered=(LSTM,)))
-    assert (empty.summary.layers, empty.summary.weights) == (0, 600_000)
-    assert totals(empty)[0].weights == "0 weights (0.0 %)"
 
 
 # --- gates ----------------------------------------------------------------------------------------
