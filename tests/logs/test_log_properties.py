@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.log_lines import parse_lines
 
 from twofour.logs.read import LogParser, OpenSource, lines_of
-from twofour.logs.tactics import Budget, normal_id
+from twofour.logs.tactics import Budget
 from twofour.records.log import Build, Producer, SparsityLine
 
 LOGS = Path(__file__).parents[1] / "data" / "logs"
@@ -101,14 +101,6 @@ def test_the_same_messages_give_the_same_facts_behind_any_prefix(
     assert (layer.best_sparse_ms, layer.best_dense_ms, layer.chosen) == (0.25, 0.5, True)
 
 
-@pytest.mark.parametrize("end", ["\n", "\r\n", "  \n"])
-def test_line_ends_of_any_system_give_the_same_facts(end: str) -> None:
-    text = "".join(f"[07/07/2026-10:00:00] [TRT] [V] {m}{end}" for m in MESSAGES)
-    (build,) = parse_bytes(text.encode())
-    (expected,) = parse_lines(f"[07/07/2026-10:00:00] [TRT] [V] {m}" for m in MESSAGES)
-    assert facts(build) == facts(expected)
-
-
 def test_what_a_progress_bar_left_before_a_message_is_no_part_of_it() -> None:
     lines = [f" 10%\r 20%\r[07/07/2026-10:00:00] [TRT] [V] {m}\r" for m in MESSAGES]
     (build,) = parse_lines(lines)
@@ -172,12 +164,6 @@ def test_any_list_of_layer_names_survives_being_printed(names: list[str], lead: 
     line = listed(names, lead)
     assert line.names == tuple(names)
     assert not line.uncertain
-
-
-@given(st.integers(-(2**63), 2**63 - 1))
-def test_a_number_in_decimal_and_in_hex_is_the_same_tactic(value: int) -> None:
-    assert normal_id(str(value)) == normal_id(f"0x{value % 2**64:016x}")
-    assert normal_id(f"{value}.5") is None
 
 
 # --- anything -------------------------------------------------------------------------------------

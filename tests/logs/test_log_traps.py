@@ -82,6 +82,21 @@ def test_a_count_that_fits_no_list_is_a_contradiction_and_the_names_stand() -> N
     assert (build.producer, build.outcome) == (Producer.TRTEXEC, BuildOutcome.BUILT)
 
 
+def test_lines_broken_by_a_terminal_are_joined_inside_names_and_numbers() -> None:
+    build = only("wrapped.log")
+    assert build.eligible == (
+        "backbone.layer1.conv1 + relu",
+        "backbone.layer2.conv1 + relu",
+        "backbone.layer3.conv1",
+    )
+    assert build.chosen == ("backbone.layer1.conv1 + relu",)
+    (layer,) = build.layers
+    assert layer.name == "backbone.layer1.conv1 + relu"
+    assert layer.best_dense_ms == 0.0129196
+    assert layer.best_sparse_ms == 0.01
+    assert layer.chosen is True
+
+
 def test_a_shortened_list_says_so_and_keeps_only_whole_names() -> None:
     first, second, third = only("elided.log").sparsity_lines
     assert (first.names, first.printed_count) == (None, 39)

@@ -10,7 +10,6 @@ from twofour.eligibility import remedies
 from twofour.eligibility.predict import summarize
 from twofour.eligibility.reasons import headline_changes, leaves_dense
 from twofour.eligibility.remedies import Remedy
-from twofour.eligibility.totals import LayerStatus
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
 from twofour.records.weights import ReasonCode
 from twofour.reports.eligibility_words import advice_lines, totals
@@ -85,19 +84,3 @@ def test_each_step_about_a_build_changes_something_or_only_shows_more() -> None:
     for step in steps:
         asked = bool(headline_changes(step.text))
         assert asked is not step.text.startswith(_ABOUT_EVIDENCE), step.text
-
-
-def test_what_could_run_sparse_is_told_apart_from_what_does() -> None:
-    made = report(matmul("a", 512, 512), matmul("b", 512, 512), matmul("c", 512, 512, **_FP32))
-    a, b, c = made.verdicts
-    runs = replace(a, verdict=VerdictName.CHOSEN)
-    statuses = [
-        [t.status for t in totals(_with(made, *rows))]
-        for rows in ((runs, b), (runs, c), (b,), (c,))
-    ]
-    assert statuses == [
-        [LayerStatus.RUNS, LayerStatus.CAN],
-        [LayerStatus.RUNS, LayerStatus.DOUBTFUL],
-        [LayerStatus.CAN],
-        [LayerStatus.CAN, LayerStatus.DOUBTFUL],
-    ]

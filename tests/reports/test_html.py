@@ -129,6 +129,7 @@ def test_times_are_there_only_where_there_are_figures() -> None:
 
 def test_what_pruning_and_the_engines_did_is_shown_where_it_is_known() -> None:
     drift = replace(agreement(1.25, 0.98765432), output="<logits>", shape=(8, 10))
+    drift = replace(drift, relative_error=None, dense_largest=None)
     text = to_html(
         every_status(), accuracy=Accuracy(drift=(drift,), examples=8), build=build_result(_TIMES)
     )

@@ -240,6 +240,13 @@ def test_rows_beyond_the_shown_ones_are_counted() -> None:
     assert "30 more layers: see --json" in view(*pair)
 
 
+def test_types_that_the_command_asked_for_are_not_said_to_be_of_kernels() -> None:
+    banner = "&&&& RUNNING TensorRT.trtexec [TensorRT v100300] # trtexec --onnx=m.onnx --fp16"
+    assert "precision FP16 (" in "\n".join(view(banner))
+    best = "\n".join(view(banner.replace("--fp16", "--best")))
+    assert "precision FP16+INT8 (" in best
+
+
 def test_a_run_that_loads_an_engine_and_passes_built_none() -> None:
     run = "TensorRT.trtexec [TensorRT v8503] # trtexec --loadEngine=main.plan --verbose"
     lines = view(f"&&&& RUNNING {run}", "[07/07/2026-06:14:38] [I] Sparsity: Disabled",

@@ -28,13 +28,12 @@ from support.report_cases import (
 from twofour.records.eligibility import EligibilityReport, Verdict
 from twofour.records.export import Accuracy, Metric
 from twofour.records.weights import ReasonCode, Validation
-from twofour.reports.document import Fold, Lines, Section, Table, unfolded
+from twofour.reports.document import Fold, unfolded
 from twofour.reports.eligibility_document import eligibility_document
 from twofour.reports.eligibility_words import drift_lines
 from twofour.reports.layers_table import layers_table, pattern_word
 from twofour.reports.pruning_document import prune_document, validation_document
 from twofour.reports.terminal import plain_text, render
-from twofour.words import share
 
 GOLDEN = Path(__file__).parent / "golden"
 LONG = "blocks." + "very_long_module_name." * 13 + "fc1"
@@ -150,49 +149,10 @@ def test_what_cannot_break_the_pattern_does_not_count_as_holding_it() -> None:
     assert words == {"dw": "always holds", "image": "always holds", "mix": "2:4"}
 
 
-def test_gaps_in_the_numbers_are_shown() -> None:
-    layers = [matmul(f"h.{i}.fc", 768, 768) for i in (0, 1, 2, 5, 7, 8)]
-    (row,) = _folds(report(*layers).verdicts)
-    assert row.name == "h.{0-2,5,7-8}.fc"
-
-
 @pytest.mark.parametrize("names", [("h.00.fc", "h.01.fc"), ("9" * 5000, "8" * 5000)])
 def test_numbers_that_a_range_would_change_keep_rows_of_their_own(names: tuple[str, ...]) -> None:
     rows = _folds(report(*(matmul(name, 512, 512) for name in names)).verdicts)
     assert tuple(row.name for row in rows) == names
-
-
-def test_layers_of_another_size_or_verdict_keep_rows_of_their_own() -> None:
-    odd = conv("block.1.conv", 512, 512)
-    made = report(
-        conv("block.0.conv", 512, 512),
-        (odd, check(odd, violations=3)),
-        conv("block.2.conv", 256, 512),
-        conv("block.3.conv", 512, 512),
-    )
-    assert [r.name for r in _folds(made.verdicts)] == [
-        "block.{0,3}.conv",
-        "block.1.conv",
-        "block.2.conv",
-    ]
-
-
-def test_the_legend_has_each_code_once_with_its_layers_their_weights_and_what_to_do() -> None:
-    grouped = [conv(f"block.{i}.conv", 512, 512, groups=2**i) for i in range(1, 3)]
-    plain = conv("plain", 512, 512, (1, 1))
-    document = eligibility_document(report(*grouped, plain))
-    (section,) = document.blocks
-    assert isinstance(section, Section)
-    table, heading, legend = section.blocks
-    assert isinstance(table, Table)
-    assert isinstance(heading, Lines)
-    assert isinstance(legend, Lines)
-    (line,) = legend.lines
-    assert line.startswith("GROUPED_CONV: ")
-    weights = sum(9 * 512 * 512 // 2**i for i in range(1, 3))
-    assert f"(2 layers, {share(weights, weights + 512 * 512)} of the weights)" in line
-    assert "What to do: leave it dense" in line
-    assert _column(report(*grouped, plain).verdicts, "why") == ("GROUPED_CONV",) * 2 + (None,)
 
 
 def test_a_terminal_leaves_out_the_last_columns_and_breaks_no_code() -> None:
@@ -216,12 +176,6 @@ def _folds(verdicts: Sequence[Verdict]) -> tuple[Fold, ...]:
     folds = layers_table(replace(report(), verdicts=tuple(verdicts))).folds
     assert folds is not None
     return folds()
-
-
-def _column(verdicts: Sequence[Verdict], key: str) -> tuple[str | None, ...]:
-    """Cells of a column, rows that are alike as one."""
-    table = layers_table(replace(report(), verdicts=tuple(verdicts))).folded()
-    return next(c.cells for c in table.columns if c.key == key)
 
 
 @given(st.lists(st.text(alphabet="ab.{}-,0129\u0661", max_size=12), max_size=12))

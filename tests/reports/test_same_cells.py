@@ -208,3 +208,20 @@ def test_the_other_tables_of_a_report_are_the_same_in_a_page_and_in_markdown() -
     terminal = _words(plain_text(eligibility_table(made), width=WIDE))
     for row in cards:
         assert _words(" ".join(row)) in terminal
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("name", ["every status", "alike"])
+def test_no_cell_is_lost_on_a_narrow_terminal(name: str, width: int) -> None:
+    made = REPORTS[name]
+    shown = plain_text(eligibility_table(made), width=width)
+    letters = re.sub(r"\s", "", shown)
+    words = set(re.split(r"[\s,;()]+", shown))
+    layers = _table([*eligibility_document(made).tables], "layers").folded()
+    for column in layers.columns:
+        for cell in filter(None, column.cells):
+            if column.key in {"verdict", "sparse", "dense", "ratio"}:
+                assert set(cell.split()) <= words, cell
+            elif column.key == "why":
+                assert cell.partition(",")[0] in words, cell
+    assert len(letters) > 300
