@@ -32,6 +32,16 @@ def test_a_paste_that_a_terminal_broke_at_any_width_says_the_same(tactics: tuple
         assert facts(build) == facts(expected), width
 
 
+NAMES = [f"backbone.layer{i}.{i % 3}.conv{i % 2} + backbone.layer{i}.relu" for i in range(12)]
+
+
+def test_one_long_list_alone_is_put_together_at_any_width() -> None:
+    line = f"{DATED}(Sparsity) Layers eligible for sparse math: {', '.join(NAMES)}"
+    for width in range(60, 200, 7):
+        (build,) = parse_lines([*broken_hard(line, width), f"{DATED}Total Weights Memory: 9"])
+        assert build.eligible == tuple(NAMES), width
+
+
 def kernels(*lines: str) -> list[tuple[str | None, bool | None, float | None]]:
     (build,) = parse_lines(f"{DATED}{line}" for line in lines)
     found: tuple[Tactic, ...] = build.layers[0].tactics

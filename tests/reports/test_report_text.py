@@ -155,6 +155,21 @@ def test_numbers_that_a_range_would_change_keep_rows_of_their_own(names: tuple[s
     assert tuple(row.name for row in rows) == names
 
 
+def test_layers_of_another_size_or_verdict_keep_rows_of_their_own() -> None:
+    odd = conv("block.1.conv", 512, 512)
+    made = report(
+        conv("block.0.conv", 512, 512),
+        (odd, check(odd, violations=3)),
+        conv("block.2.conv", 256, 512),
+        conv("block.3.conv", 512, 512),
+    )
+    assert [r.name for r in _folds(made.verdicts)] == [
+        "block.{0,3}.conv",
+        "block.1.conv",
+        "block.2.conv",
+    ]
+
+
 def test_a_terminal_leaves_out_the_last_columns_and_breaks_no_code() -> None:
     made = _known_cases()
     for width, heads in ((200, {"layer", "verdict", "reasons", "pattern", "type"}), (60, set())):
