@@ -89,6 +89,18 @@ def one(evidence: BuildEvidence) -> Verdict:
     return join_report(report(conv("a", 512, 512, node="a")), evidence).verdicts[0]
 
 
+def test_dense_was_faster_only_where_both_kinds_of_kernel_were_timed() -> None:
+    silent = build(eligible("a"), chosen())
+    assert codes(one(BuildEvidence(build=silent)))[0] == "DENSE_TAKEN"
+    named = BuildEvidence(build=silent, layers=information(layer("a", DENSE)))
+    assert codes(one(named))[0] == "DENSE_TAKEN"
+    message = one(named).reasons[0].message
+    assert f"the dense kernel {DENSE}" in message
+    assert "no times of both" in message
+    sparse_alone = build(*tuned("a", (SPARSE, 0.03)), eligible("a"), chosen())
+    assert "DENSE_FASTER" not in codes(one(BuildEvidence(build=sparse_alone)))
+
+
 def test_a_timing_cache_that_hides_the_times_does_not_make_dense_the_faster() -> None:
     log = build(
         "=============== Computing costs for a",

@@ -215,6 +215,17 @@ def test_an_engine_that_shows_no_sparse_weights_may_not_have_been_allowed_them()
     assert "--sparsity=enable" in (a.remedy or "")
 
 
+def test_the_list_of_the_native_layers_says_nothing_of_a_myelin_region() -> None:
+    nodes = chain(("a", "Conv"), ("b", "MatMul"), ("c", "Softmax"))
+    layers = information(layer("a"), layer("{ForeignNode[b...c]}", layer_type="Myelin"))
+    log = build(eligible("a"), chosen())
+    weight = matmul("b", 512, 512, node="b")
+    _, b = joined(report(big("a"), weight), build=log, layers=layers, nodes=nodes).verdicts
+    assert (b.verdict, b.evidence) == (ELIGIBLE, Evidence.PREDICTED)
+    assert b.engine_layer == "{ForeignNode[b...c]}"
+    assert "Myelin" in b.reasons[-1].message
+
+
 def test_a_node_of_constants_alone_is_folded_into_the_layer_behind_it() -> None:
     nodes = (
         node("fold", "MatMul", "w1", "w2", constants=("w1", "w2")),
@@ -253,6 +264,14 @@ def test_a_log_of_another_model_measures_nothing_and_the_report_says_so_first() 
 def test_kernels_that_the_builder_names_itself_do_not_tell_another_model() -> None:
     found = joined(report(big()), layers=information(layer("__myl_Conv_myl0_1", DENSE)))
     assert found.not_evidence is None
+
+
+def test_layers_listed_for_myelin_count_among_those_a_layer_is_missing_from() -> None:
+    log = build(eligible("m", foreign=True), chosen(foreign=True), eligible("b"), chosen())
+    a, _, _ = joined(report(big("a"), big("b"), big("m")), build=log).verdicts
+    assert "among the 2 layers" in a.reasons[0].message
+    sources = (a.reasons[0].source or "").split("; ")
+    assert [source.split(": ")[0] for source in sources] == ["build.log:3", "build.log:5"]
 
 
 def test_a_failed_build_measures_nothing_and_its_first_error_comes_first() -> None:
