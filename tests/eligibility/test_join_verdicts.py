@@ -21,7 +21,7 @@ from support.join_cases import (
     report_from_log,
     tuned,
 )
-from support.report_cases import big, codes, conv, matmul, report
+from support.report_cases import big, codes, conv, int8, matmul, report
 
 from twofour.eligibility.build_facts import build_facts
 from twofour.eligibility.totals import LayerStatus, status_of
@@ -188,6 +188,16 @@ def test_a_product_that_tensorrt_8_lists_in_float_is_eligible_and_no_surprise() 
     assert (found.verdict, found.predicted) == (CHOSEN, UNKNOWN)
     assert found.reasons[0].code is ReasonCode.QUALIFIES
     assert verdict_note(found) == ""
+
+
+def test_int8_with_a_quantised_output_is_chosen_and_without_is_not() -> None:
+    log = build(eligible("with", "without"), chosen("with"))
+    quantised = matmul("with", 1536, 1536, node="with", **int8(output=True))
+    plain = matmul("without", 1536, 1536, node="without", **int8(output=False))
+    a, b = joined(report(quantised, plain), build=log).verdicts
+    assert (a.verdict, b.verdict) == (CHOSEN, ELIGIBLE)
+    assert "INT8_OUTPUT_NOT_QUANTIZED" in codes(b)
+    assert "quantise its output" in (b.remedy or "")
 
 
 @pytest.mark.parametrize(
