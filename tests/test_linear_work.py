@@ -171,6 +171,8 @@ def _named(pattern: str) -> Callable[[int], str]:
 ATTACKS: Mapping[str, tuple[Attack, int]] = {
     "layers: a name that joins all nodes": (
         _report(_beside, lambda n: _layers(_numbers(n, " + "))), 300),
+    "layers: a name of open brackets": (
+        _report(_beside, lambda n: _layers("{ForeignNode[" * n + "PWN(a + " * n)), 500),
     "layers: regions that lie in each other": (
         _report(_chain, _named("{{ForeignNode[m0...m{0}]}}")), 50),
     # deeper than any Python's own JSON reader goes: it reads 1,000 levels on some
@@ -185,6 +187,8 @@ ATTACKS: Mapping[str, tuple[Attack, int]] = {
     "log: timed layers": (_log(lambda n: _verbose(*(
         f"--------------- Timing Runner: l{i} (C[0x1])" for i in range(n)))), 250),
     "log: a line of open brackets": (_log(lambda n: _sparsity("(a || " * n)), 2000),
+    "log: rests of a list": (_log(lambda n: _sparsity("a") + ",b\n" * n), 4000),
+    "log: lines as wide as the paste": (_log(lambda n: ("x" * 80 + "\n") * n), 2000),
     "log: lines of escapes": (_log(lambda n: ("\x1b[0;" * 40 + "\n") * n), 25),
     "profile": (
         _report(_chain, _named("m{0}"), None, lambda n: json.dumps(

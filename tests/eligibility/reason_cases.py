@@ -22,7 +22,18 @@ from support.join_cases import (
     node,
     tuned,
 )
-from support.report_cases import check, context, conv, gpu, int8, matmul, report, validation
+from support.report_cases import (
+    check,
+    context,
+    conv,
+    gpu,
+    int8,
+    matmul,
+    prune_result,
+    pruned_row,
+    report,
+    validation,
+)
 
 from twofour.eligibility.build_evidence import BuildEvidence
 from twofour.eligibility.join import join_report
@@ -36,8 +47,6 @@ from twofour.records.export import LayerMap, LayerName
 from twofour.records.log import SkippedTactic, SkipReason
 from twofour.records.weights import (
     HARDWARE_PATTERN,
-    PrunedWeight,
-    PruneResult,
     ReasonCode,
     Selection,
     Weight,
@@ -95,19 +104,13 @@ def _zero_point() -> Verdict:
 
 def _not_a_layer() -> Verdict:
     place = LayerName(layer="", parameter="table", node="a", initializer="a.weight", op="Conv")
-    fc = matmul("fc", 512, 512)
-    row = PrunedWeight(weight=fc, pruned=True, zeros=9, kept_magnitude=0.8, reasons=())
-    pruned = PruneResult(
-        source="m", pattern=HARDWARE_PATTERN, method="magnitude", selection=Selection(),
-        weights=(row,),
-    )  # fmt: skip
+    pruned = prune_result(pruned_row(matmul("fc", 512, 512)))
     (weight,) = with_module_names([_LARGE], LayerMap(layers=(place,)), pruned)
     return _predicted(weight, violations=3)
 
 
 def _not_exported() -> Verdict:
-    weight = matmul("aux", 64, 32, node=None)
-    row = PrunedWeight(weight=weight, pruned=True, zeros=9, kept_magnitude=0.8, reasons=())
+    row = pruned_row(matmul("aux", 64, 32, node=None))
     return with_not_exported(report(_LARGE), (row,)).verdicts[-1]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from support.join_cases import node, report_from_log
+from support.join_cases import MNIST, node, report_from_log
 from support.real_logs import real_log
 from support.report_cases import codes, conv, matmul, report
 
@@ -15,21 +15,7 @@ from twofour.logs.read import read_build_log
 from twofour.records.eligibility import Evidence, VerdictName
 
 ORIN = "trtexec_trt10.3.0_orin-nano-yolov5s-sparse24-opt1_1.log"
-MNIST = "pythonlogger_trt10.16.2_cookbook-mnist-sparse_1.log"
-MNIST_NODES = (
-    node("node_conv2d", "Conv", "x", "conv1.weight", constants=("conv1.weight",)),
-    node("node_relu", "Relu", "node_conv2d_out"),
-    node("node_max_pool2d", "MaxPool", "node_relu_out"),
-    node("node_conv2d_1", "Conv", "node_max_pool2d_out", "conv2.weight"),
-    node("node_relu_1", "Relu", "node_conv2d_1_out"),
-    node("node_max_pool2d_1", "MaxPool", "node_relu_1_out"),
-    node("node_view", "Reshape", "node_max_pool2d_1_out"),
-    node("node_linear", "Gemm", "node_view_out", "gemm1.weight", constants=("gemm1.weight",)),
-    node("node_relu_2", "Relu", "node_linear_out"),
-    node("node_linear_1", "Gemm", "node_relu_2_out", "gemm2.weight", constants=("gemm2.weight",)),
-    node("node_softmax", "Softmax", "node_linear_1_out"),
-    node("node_argmax", "ArgMax", "node_softmax_out"),
-)
+MNIST_LOG = "pythonlogger_trt10.16.2_cookbook-mnist-sparse_1.log"
 MNIST_WEIGHTS = (
     conv("conv1", 1, 32, (5, 5), node="node_conv2d", math_dtype="float32"),
     conv("conv2", 32, 64, (5, 5), node="node_conv2d_1", math_dtype="float32"),
@@ -73,8 +59,8 @@ def test_the_log_of_tensorrt_10_3_alone_gives_39_layers_with_16_chosen() -> None
 
 
 def test_the_mnist_log_of_tensorrt_10_16_joins_with_its_model() -> None:
-    (build,) = read_build_log(real_log(MNIST)).builds
-    found = join_report(report(*MNIST_WEIGHTS), BuildEvidence(build=build, nodes=MNIST_NODES))
+    (build,) = read_build_log(real_log(MNIST_LOG)).builds
+    found = join_report(report(*MNIST_WEIGHTS), BuildEvidence(build=build, nodes=MNIST))
     verdicts = {v.layer: v for v in found.verdicts}
     assert [v.verdict.value for v in found.verdicts] == [*["eligible"] * 3, "not-eligible"]
     assert all(v.evidence is Evidence.MEASURED for v in found.verdicts)
@@ -89,7 +75,7 @@ def test_the_mnist_log_of_tensorrt_10_16_joins_with_its_model() -> None:
 def test_layer_information_of_mnist_leads_to_the_nodes_by_metadata() -> None:
     path = real_log("trtexec-layerinfo_trt10.16.1_cookbook-mnist_1.json")
     layers = read_layer_information(path)
-    found = join_report(report(*MNIST_WEIGHTS), BuildEvidence(layers=layers, nodes=MNIST_NODES))
+    found = join_report(report(*MNIST_WEIGHTS), BuildEvidence(layers=layers, nodes=MNIST))
     assert found.unmatched_engine_layers == ("__myl_CastReshCast_myl4_4",)
     held = [v.engine_layer for v in found.verdicts]
     assert held[:2] == ["node_conv2d + node_relu", "node_conv2d_1 + node_relu_1"]

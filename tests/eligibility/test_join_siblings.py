@@ -63,14 +63,6 @@ def test_metadata_that_names_several_products_shows_those_of_one_input_alone() -
     assert "FUSED_SIBLINGS" not in codes(found["o"])
 
 
-def test_siblings_are_evidence_and_change_neither_verdict_nor_remedy() -> None:
-    alone = verdicts(BuildEvidence(build=build(eligible("q", "k"), chosen("q", "k")), nodes=QKV))
-    fused = verdicts(BuildEvidence(build=build(eligible("q || k"), chosen("q || k")), nodes=QKV))
-    assert [(v.verdict, v.remedy) for v in fused.values()] == [
-        (v.verdict, v.remedy) for v in alone.values()
-    ]
-
-
 @pytest.mark.parametrize("spoiler", [prunable("k"), grouped("k")])
 def test_a_layer_fused_with_one_that_cannot_run_sparse_names_that_one(spoiler: Any) -> None:
     nodes = tuple(node(n, "Conv", "x", f"{n}.weight", constants=(f"{n}.weight",)) for n in "qk")

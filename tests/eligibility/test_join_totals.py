@@ -28,7 +28,7 @@ from twofour.eligibility.predict import predict
 from twofour.errors import BadInputError
 from twofour.records.eligibility import EligibilityReport, EligibilityTotals, ShareUnit
 from twofour.records.export import GraphNode
-from twofour.records.log import BuildOutcome
+from twofour.records.log import Build, BuildOutcome
 from twofour.records.weights import ReasonCode
 from twofour.reports.eligibility_words import evidence_lines
 from twofour.reports.explain import find_verdict, layer_story
@@ -65,16 +65,6 @@ def test_the_confusion_table_counts_every_measured_layer() -> None:
         ("eligible", "eligible"): 1,
         ("not-eligible", "not-eligible"): 1,
     }
-
-
-def test_shares_of_weights_and_multiply_adds_add_up() -> None:
-    weights, products = totals().shares
-    assert weights.unit is ShareUnit.WEIGHTS
-    assert (weights.runs_sparse, weights.eligible, weights.never) == (
-        *(512 * 512 * 9, 512 * 512 * 9, 128 * 4 * 9),
-    )
-    assert products.unit is ShareUnit.MULTIPLY_ADDS
-    assert (products.runs_sparse, products.never, products.total) == (100_000, 100, 200_100)
 
 
 @pytest.mark.parametrize(
@@ -241,14 +231,23 @@ def test_gates_with_no_layer_to_hold_to_them_are_refused(gates: Gates) -> None:
     assert missed_gates(report(), Gates()) == ()
 
 
-def test_gates_of_the_engine_are_refused_for_a_build_that_failed_or_of_another_model() -> None:
-    failed = whole(build=replace(LOG, outcome=BuildOutcome.FAILED))
-    foreign = whole(build=build(eligible("x"), chosen("x")))
-    for found in (failed, foreign):
-        for gates in (Gates(min_eligible=0.1), Gates(min_chosen=0.1)):
-            with pytest.raises(BadInputError, match="no engine to check"):
-                missed_gates(found, gates)
-        assert missed_gates(found, Gates(no_broken=True)) == ()
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        (replace(LOG, outcome=BuildOutcome.FAILED), "no engine to check"),
+        (build(eligible("x"), chosen("x")), "no engine to check"),
+        (build(eligible("a"), chosen("a"), flag="Forced"), "--sparsity=force"),
+    ],
+    ids=["failed", "another model", "overwritten weights"],
+)
+def test_gates_of_the_engine_are_refused_where_nothing_is_known_of_it(
+    log: Build, said: str
+) -> None:
+    found = whole(build=log)
+    for gates in (Gates(min_eligible=0.1), Gates(min_chosen=0.1)):
+        with pytest.raises(BadInputError, match=said):
+            missed_gates(found, gates)
+    assert missed_gates(found, Gates(no_broken=True)) == ()
 
 
 def test_what_was_left_dense_on_purpose_is_held_to_no_gate() -> None:

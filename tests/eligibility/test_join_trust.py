@@ -21,13 +21,12 @@ from support.join_cases import (
     report_from_log,
     tuned,
 )
-from support.report_cases import big, check, codes, conv, gpu, grouped, matmul, report
+from support.report_cases import big, check, codes, gpu, grouped, matmul, report
 
 from twofour.eligibility.build_evidence import BuildEvidence, choose_build
 from twofour.eligibility.build_facts import build_facts
 from twofour.eligibility.join import report_from_engine
 from twofour.eligibility.layer_gates import Gates, missed_gates
-from twofour.eligibility.reasons import leaves_dense
 from twofour.errors import BadInputError
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
 from twofour.records.log import BuildOutcome, EngineLayer, SparsityFlag
@@ -64,15 +63,6 @@ def test_what_runs_on_overwritten_weights_says_nothing_of_the_models_own() -> No
         assert found.totals is not None
         assert [s.runs_sparse for s in found.totals.shares] == [0.0]
         assert advice_lines(found)[0].startswith("WARNING: --sparsity=force overwrote")
-
-
-def test_gates_of_the_engine_are_refused_for_overwritten_weights() -> None:
-    log = build(eligible("a"), chosen("a"), flag="Forced")
-    found = joined(report(big()), build=log)
-    for gates in (Gates(min_chosen=0.7), Gates(min_eligible=0.7)):
-        with pytest.raises(BadInputError, match="--sparsity=force"):
-            missed_gates(found, gates)
-    assert missed_gates(found, Gates(no_broken=True)) == ()
 
 
 def test_choices_of_a_pass_that_was_not_kept_do_not_count() -> None:
@@ -175,32 +165,26 @@ def test_broken_weights_that_run_sparse_are_noted_for_the_whole_report() -> None
     assert found.notes[0].startswith("WARNING: the engine calls 1 layer eligible or chosen")
 
 
-def test_layer_information_of_another_model_is_left_aside_with_a_warning() -> None:
-    other = information(layer("/x/Conv", SPARSE, has_sparse_weights=True), layer("/y/Conv", DENSE))
-    log = build(eligible("a", "b"), chosen("a"))
-    found = joined(report(big("a"), big("b")), build=log, layers=other)
-    assert names(found) == [CHOSEN, ELIGIBLE]
+@pytest.mark.parametrize(
+    ("other", "note"),
+    [
+        ({"build": build(eligible("x", "y"), chosen("x"))}, "the log and"),
+        ({"layers": information(layer("/x/Conv", SPARSE), layer("/y", DENSE))}, "the layer info"),
+        ({"dense_build": build(*tuned("x", (DENSE, 0.02)), flag="Disabled")}, "the dense log and"),
+    ],
+    ids=["log", "layer information", "dense log"],
+)
+def test_a_file_of_another_model_is_left_aside_with_a_warning_and_the_others_count(
+    other: dict[str, Any], note: str
+) -> None:
+    own = {"build": build(eligible("a"), chosen("a")), "layers": information(layer("a", SPARSE))}
+    found = joined(report(big()), **{**own, **other})
+    assert names(found) == [CHOSEN]
     assert found.unmatched_engine_layers == ()
     assert found.not_evidence is None
-    assert "layers.json is left aside" in found.notes[0]
-
-
-def test_a_dense_log_of_another_model_is_left_aside_with_a_warning() -> None:
-    log = build(eligible("a"), chosen("a"))
-    other = build(*tuned("x", (DENSE, 0.02)), flag="Disabled")
-    found = joined(report(big()), build=log, dense_build=other)
-    assert names(found) == [CHOSEN]
-    assert "build.log is left aside" in found.notes[0]
-
-
-def test_a_log_of_another_model_does_not_take_fitting_layer_information_with_it() -> None:
-    found = joined(
-        report(big("a")),
-        build=build(eligible("x", "y"), chosen("x")),
-        layers=information(layer("a", SPARSE)),
-    )
-    assert names(found) == [CHOSEN]
-    assert found.notes[0].startswith("WARNING: the log and")
+    assert found.notes[0].startswith(f"WARNING: {note}")
+    file = "layers.json" if "layers" in other else "build.log"
+    assert found.notes[0].endswith(f"; {file} is left aside")
 
 
 def test_a_layer_that_the_log_times_is_not_absent_from_the_engine() -> None:
@@ -214,16 +198,12 @@ def test_a_layer_that_the_log_times_is_not_absent_from_the_engine() -> None:
 # --- engine and GPU -------------------------------------------------------------------------------
 
 
-def test_gpu_and_capability_come_from_the_log() -> None:
-    log = replace(build(eligible("a"), chosen("a")), gpu="RTX 3090", compute_capability=(8, 6))
-    found = joined(report(big(), engine="no engine"), build=log)
-    assert "tensorrt 10.16.1 (trtexec) on" in title_line(found)
-
-
-def test_the_gpu_of_another_machine_is_not_the_engines() -> None:
+def test_gpu_and_capability_come_from_the_log_and_not_from_this_machine() -> None:
     log = replace(build(eligible("a"), chosen("a")), gpu="RTX 3090", compute_capability=(8, 6))
     here = report(big(), engine="no engine", gpu=gpu("NVIDIA H200", 9, 0))
-    assert joined(here, build=log).gpu is None
+    found = joined(here, build=log)
+    assert found.gpu is None
+    assert "tensorrt 10.16.1 (trtexec) on RTX 3090 (compute capability 8.6)" in title_line(found)
     same = replace(log, gpu="NVIDIA H200", compute_capability=(9, 0))
     assert joined(here, build=same).gpu == gpu("NVIDIA H200", 9, 0)
 
@@ -281,17 +261,6 @@ def test_the_summary_and_the_shares_of_a_build_without_sparse_weights_agree() ->
     assert "(2 layers, 99.9 %" in advice_lines(found)[0]
     assert advice_lines(found)[1].startswith("then (2): prune 2:4")
     assert "(1 layer, 50.0 %" in advice_lines(found)[1]
-
-
-@pytest.mark.parametrize("width", [3, 6])
-def test_a_layer_that_is_best_left_dense_does_not_ask_for_the_switch(width: int) -> None:
-    weight = conv("a", width, 64, node="a")
-    off = joined(report((weight, check(weight, violations=7))), build=build(flag="Disabled"))
-    (found,) = off.verdicts
-    assert codes(found)[0] == "AXIS_NOT_MULTIPLE"
-    assert codes(found)[-1] == "SPARSITY_OFF"
-    assert leaves_dense(found.remedy or "")
-    assert SWITCH_ON not in (found.remedy or "")
 
 
 # --- what the log leaves out, and what would say it -----------------------------------------------

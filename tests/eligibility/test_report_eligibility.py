@@ -93,38 +93,32 @@ def test_a_mask_along_the_output_channels_is_named_as_such() -> None:
     assert found.pattern_holds is False
 
 
-def test_float32_layers_of_bert_are_listed_but_have_no_sparse_kernel() -> None:
-    found = verdict(matmul("query", 768, 768, dtype="float32", math_dtype="float32"))
-    assert (found.verdict, codes(found)) == (VerdictName.ELIGIBLE, ["DTYPE"])
-    assert "no sparse kernel is" in found.reasons[0].message
-    assert "export with --precision float16" in (found.remedy or "")
-
-
-def test_a_build_that_may_lower_types_leaves_nothing_to_say_against_float32() -> None:
-    weight = conv("conv", 512, 512, dtype="float32", math_dtype="float32")
-    for types in ({"FP16"}, {"INT8"}, {"FP16", "INT8"}, {"BF16"}):
-        found = verdict(weight, build=BuildFacts(built=True, types=frozenset(types)))
-        assert (codes(found), found.remedy) == (["QUALIFIES"], None), types
-
-
-def test_a_build_in_float32_alone_is_told_which_types_it_lacked() -> None:
-    weight = conv("conv", 512, 512, dtype="float32", math_dtype="float32")
-    found = verdict(weight, build=BuildFacts(built=True, types=frozenset()))
-    assert found.reasons[0].message.endswith("no FP16 or INT8")
-    assert "--fp16" in (found.remedy or "")
+_TO_FLOAT16 = "export with --precision float16"
+_FP16 = BuildFacts(types=frozenset({"FP16"}))
 
 
 @pytest.mark.parametrize(
-    "build",
+    ("build", "found", "message", "remedy"),
     [
-        BuildFacts(tensorrt_version="11.0.0", types=frozenset({"FP16"})),
-        BuildFacts(tensorrt_version="10.16.1", types=frozenset({"FP16"}), strongly_typed=True),
+        (BuildFacts(), ["DTYPE"], "no sparse kernel is", _TO_FLOAT16),
+        (BuildFacts(types=frozenset()), ["DTYPE"], "no FP16 or INT8", "--fp16"),
+        (_FP16, ["QUALIFIES"], "float32", ""),
+        (BuildFacts(types=frozenset({"INT8"})), ["QUALIFIES"], "float32", ""),
+        (BuildFacts(types=frozenset({"BF16"})), ["QUALIFIES"], "float32", ""),
+        # flags for types count for nothing in a strongly typed build
+        (replace(_FP16, tensorrt_version="11.0.0"), ["DTYPE"], "", _TO_FLOAT16),
+        (replace(_FP16, strongly_typed=True), ["DTYPE"], "", _TO_FLOAT16),
     ],
 )
-def test_flags_for_types_count_for_nothing_in_a_strongly_typed_build(build: BuildFacts) -> None:
-    found = verdict(conv("conv", 512, 512, dtype="float32", math_dtype="float32"), build=build)
-    assert codes(found) == ["DTYPE"]
-    assert found.remedy == "export with --precision float16"
+def test_a_float32_layer_runs_sparse_only_in_a_build_that_may_lower_its_type(
+    build: BuildFacts, found: list[str], message: str, remedy: str
+) -> None:
+    layer = matmul("query", 768, 768, dtype="float32", math_dtype="float32")
+    judged = verdict(layer, build=replace(build, built=build.types is not None))
+    assert (judged.verdict, codes(judged)) == (VerdictName.ELIGIBLE, found)
+    assert message in judged.reasons[0].message
+    assert remedy in (judged.remedy or "")
+    assert (judged.remedy is None) == (found == ["QUALIFIES"])
 
 
 def test_tensorrt_8_may_or_may_not_list_matrix_products_in_float() -> None:

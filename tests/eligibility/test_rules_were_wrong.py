@@ -11,12 +11,12 @@ import pytest
 from rich.console import Console
 from support.join_cases import DENSE, SPARSE, build, chain, chosen, eligible, information, layer
 from support.rendered import eligibility_table, to_csv, to_html, to_markdown
-from support.report_cases import check, conv, gpu, matmul, report
+from support.report_cases import check, conv, matmul, report
 
 from twofour.eligibility.build_evidence import BuildEvidence
 from twofour.eligibility.join import join_report
 from twofour.eligibility.layer_gates import Gates, missed_gates
-from twofour.records.eligibility import EligibilityReport, Evidence, VerdictName
+from twofour.records.eligibility import EligibilityReport, VerdictName
 from twofour.records.log import Build
 from twofour.reports.explain import layer_story
 
@@ -75,13 +75,6 @@ def test_rows_totals_and_formats_name_the_same_layers(case: str) -> None:
         assert len(re.findall(r"\(rules\b", page)) == len(wrong)
 
 
-def test_the_csv_says_nothing_of_layers_that_were_not_measured() -> None:
-    found, _ = _joined({"build": build()})
-    assert all(v.evidence is not Evidence.MEASURED for v in found.verdicts)
-    rows = csv.DictReader(io.StringIO(to_csv(found)))
-    assert {row["rules_were_wrong"] for row in rows} == {""}
-
-
 def test_a_gate_names_what_the_rules_said_before_what_the_log_says_of_itself() -> None:
     odd: Build = build(eligible("conv", "fc"), chosen("conv", "fc", "new"))
     found, _ = _joined({"build": odd, "layers": information(layer("fc", SPARSE))})
@@ -89,13 +82,6 @@ def test_a_gate_names_what_the_rules_said_before_what_the_log_says_of_itself() -
     assert fc.verdict is VerdictName.CHOSEN
     line = missed_gates(found, Gates(no_broken=True))[-1]
     assert line.startswith("fc: chosen, LOG_CONTRADICTS:")
-
-
-def test_a_report_for_an_old_gpu_predicts_it_and_the_log_agrees() -> None:
-    old = report(*_WEIGHTS, gpu=gpu("T4", 7, 5))
-    found = join_report(old, BuildEvidence(build=build(_OLD), nodes=_NODES))
-    assert found.totals is not None
-    assert found.totals.disagreements == ()
 
 
 def test_a_row_that_was_not_predicted_keeps_the_reason_of_the_rules() -> None:

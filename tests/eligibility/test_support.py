@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from support.join_cases import build, joined
@@ -47,37 +48,28 @@ def test_doctor_says_what_concerns_this_machine(
 
 
 @pytest.mark.parametrize(
-    ("flag", "version", "said"),
-    [("Forced", "v100001", 1), ("Forced", "v8601", 0), ("Enabled", "v110100", 0)],
+    ("fact", "version", "given", "is_said"),
+    [
+        (support.FORCE_DEPRECATED, "v100001", {"flag": "Forced"}, True),
+        (support.FORCE_DEPRECATED, "v8601", {"flag": "Forced"}, False),
+        (support.FORCE_DEPRECATED, "v110100", {}, False),
+        (support.QDQ_ONLY, "v8601", {"options": "--int8"}, True),
+        (support.QDQ_ONLY, "v101601", {"options": "--fp16"}, False),
+        (support.AMPERE_PRODUCTS, "v8601", {"capability": (9, 0)}, True),
+        (support.AMPERE_PRODUCTS, "v8601", {"capability": (8, 0)}, False),
+        (support.AMPERE_PRODUCTS, "v101601", {"capability": (9, 0)}, False),
+    ],
 )
-def test_a_forced_log_of_a_version_that_deprecates_it_says_so_once(
-    flag: str, version: str, said: int
+def test_a_report_says_once_what_concerns_its_build(
+    fact: support.Support, version: str, given: dict[str, Any], is_said: bool
 ) -> None:
-    found = joined(report(conv("a", 512, 512)), build=build(flag=flag, version=version))
-    assert found.notes.count(support.FORCE_DEPRECATED.in_words) == said
-
-
-@pytest.mark.parametrize(
-    ("version", "types", "told"),
-    [("v8601", "--int8", True), ("v101601", "--best", True), ("v101601", "--fp16", False)],
-)
-def test_int8_without_pairs_is_told_to_end_with_tensorrt_10(
-    version: str, types: str, told: bool
-) -> None:
-    log = build(version=version, options=types)
-    layer = conv("a", 512, 512)
-    said = support.QDQ_ONLY.in_words
-    assert (said in joined(report(layer), build=log).notes) is told
-    assert said not in joined(report(replace(layer, **int8(output=True))), build=log).notes
-
-
-@pytest.mark.parametrize(
-    ("version", "capability", "told"),
-    [("v8601", (9, 0), True), ("v8601", (8, 0), False), ("v101601", (9, 0), False)],
-)
-def test_a_build_of_8_6_on_hopper_says_that_its_sparse_products_are_amperes(
-    version: str, capability: tuple[int, int], told: bool
-) -> None:
-    log = replace(build(version=version), compute_capability=capability)
+    options = {name: value for name, value in given.items() if name != "capability"}
+    log = replace(build(version=version, **options), compute_capability=given.get("capability"))
     notes = joined(report(conv("a", 512, 512)), build=log).notes
-    assert (support.AMPERE_PRODUCTS.in_words in notes) is told
+    assert notes.count(fact.in_words) == is_said
+
+
+def test_a_file_with_pairs_is_not_told_that_calibrators_ended() -> None:
+    pairs = report(replace(conv("a", 512, 512), **int8(output=True)))
+    log = build(version="v8601", options="--int8")
+    assert support.QDQ_ONLY.in_words not in joined(pairs, build=log).notes

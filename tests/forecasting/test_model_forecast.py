@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
+from onnx import helper
 from support import onnx_models as om
 from support.forecast_cases import DENSE, LAYER, LOSING
 from support.onnx_models import weights
@@ -25,7 +25,7 @@ from twofour.forecasting.model_forecast import times_of_layers, total_gain
 from twofour.forecasting.products import Product
 from twofour.graph.weights import find_weights
 from twofour.records.forecast import Forecast, LayerForecast, Worth
-from twofour.records.options import ForecastOptions, MathPrecision, RunOptions
+from twofour.records.options import ForecastOptions, MathPrecision
 
 A100 = ForecastOptions(gpus=("A100",), batches=(64,))
 
@@ -56,7 +56,7 @@ def test_the_gain_of_all_layers_is_dense_time_over_the_time_of_the_faster_kernel
     assert (found.gain, found.low, found.high) == pytest.approx((gain, low, high))
 
 
-def model(path: Path, *, tied: bool = False) -> Path:
+def model(path: Path) -> Path:
     """Two layers that can run sparse, one too narrow, a depthwise convolution and attention."""
     nodes = [
         helper.make_node("Conv", ["x", "first"], ["a"], name="first", pads=[1] * 4),
@@ -73,16 +73,11 @@ def model(path: Path, *, tied: bool = False) -> Path:
         "head": weights(512, 1024),
     }
     made = om.model(nodes, constants, inputs={"x": ("batch", 3, 28, 28)})
-    if tied:
-        node = helper.make_node("Gather", ["head", "ids"], ["row"], name="table")
-        made.graph.node.append(node)
-        made.graph.input.append(helper.make_tensor_value_info("ids", TensorProto.INT64, [1]))
-        made.graph.output.append(helper.make_tensor_value_info("row", TensorProto.FLOAT, None))
     return om.save(made, path / "net.onnx")
 
 
-def forecast(path: Path, asked: ForecastOptions = A100, **more: Any) -> Forecast:
-    return twofour.forecast(model(path, **more), asked=asked)
+def forecast(path: Path, asked: ForecastOptions = A100) -> Forecast:
+    return twofour.forecast(model(path), asked=asked)
 
 
 def test_a_gpu_without_sparse_tensor_cores_is_left_out_beside_others(tmp_path: Path) -> None:
@@ -130,17 +125,6 @@ def test_a_cell_adds_products_and_the_least_of_the_rest(tmp_path: Path) -> None:
     assert cell.sentence.startswith(f"Forecast for {cell.name}: {cell.in_words}, if the ")
     assert f". {cell.verdict_in_words}. {cell.why}. " in cell.sentence
     assert ("1 would lose" in cell.sentence) == rows["head"].loses
-
-
-def test_a_head_that_is_also_a_table_counts_as_dense_with_its_reason(tmp_path: Path) -> None:
-    (cell,) = twofour.forecast(
-        model(tmp_path, tied=True),
-        asked=A100,
-        options=RunOptions(input_shapes=((1, 3, 28, 28), (1,))),
-    ).cells
-    (head,) = (x for x in cell.layers if x.layer == "head")
-    assert (head.can_run_sparse, head.reason[:13]) == (False, "SHARED_WEIGHT")
-    assert head.reason.startswith("SHARED_WEIGHT: ")
 
 
 def test_without_names_the_measured_gpus_and_three_batches_are_forecast(tmp_path: Path) -> None:

@@ -138,12 +138,6 @@ def attention(
     return om.model(nodes, {}, inputs=width | inputs)
 
 
-def test_decoding_reads_the_whole_cache_of_keys_and_values(tmp_path: Path) -> None:
-    found = work(tmp_path, attention(1, 512), None)
-    head = 2 * 16
-    assert found.rest == ((head + 512 * head, 512 * head), (512 * head + head, 512 * head))
-
-
 def test_heads_that_share_keys_read_them_once(tmp_path: Path) -> None:
     """As in grouped queries: a head of keys is expanded to two of queries."""
     model = attention(1, 512, k=(1, 1, 512, 16))

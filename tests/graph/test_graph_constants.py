@@ -101,22 +101,3 @@ def test_constants_in_functions_of_the_model_and_given_to_them_are_there() -> No
         helper.make_function("my.domain", "linear", ["a", "b"], ["c"], body, opset)
     )
     assert beside(model) == {"MatMul": (1, 2048, True), "my.domain::linear": (1, 4096, False)}
-
-
-def test_constants_of_branches_are_listed_too() -> None:
-    then = om.graph(
-        [node("RNN", ["x", "w", "r"], ["t"], hidden_size=64)],
-        {"w": om.weights(1, 64, 32)},
-        outputs=["t"],
-    )
-    other = om.graph([node("Identity", ["x"], ["e"])], {}, outputs=["e"])
-    branch = helper.make_node("If", ["c"], ["y"], name="if", then_branch=then, else_branch=other)
-    model = om.model([branch], {"r": om.weights(1, 64, 64)}, inputs={"x": [3, 1, 32]})
-    assert beside(model) == {"RNN": (1, 2048 + 4096, True)}
-
-
-def test_arrays_are_listed_under_their_first_consumer() -> None:
-    nodes = [node("Softmax", ["w"], ["s"]), node("GRU", ["x", "w", "r"], ["y"], hidden_size=8)]
-    constants = {"w": om.weights(1, 24, 64), "r": om.weights(1, 24, 8)}
-    model = om.model(nodes, constants, inputs={"x": [3, 1, 64]}, outputs=["y", "s"])
-    assert beside(model) == {"Softmax": (1, 1536, False)}

@@ -17,7 +17,7 @@ from twofour.graph.weights import find_weights
 from twofour.pattern import check
 from twofour.pruning.onnx import prune_onnx
 from twofour.pruning.verify import validate_onnx
-from twofour.records.weights import Pattern, ReasonCode, Selection
+from twofour.records.weights import Pattern, ReasonCode
 
 TWO_FOUR = Pattern(2, 4)
 
@@ -48,15 +48,6 @@ def cut(op: str, *constants: om.Array, **attributes: Any) -> onnx.ModelProto:
     return om.before_matmul([node], {"w": om.weights(32, 64), **given}, 32)
 
 
-def test_the_pieces_of_a_projection_are_rows_of_one_array() -> None:
-    found = find_weights(packed(32, 64))
-    rows = [(w.layer, w.weight, w.shape, w.axis, w.out_channels) for w in found.weights]
-    assert rows == [("p0-mm", "w", (96, 32), 1, 32), ("p1-mm", "w", (96, 32), 1, 64)]
-    assert [w.in_channels for w in found.weights] == [32, 32]
-    assert [w.tied_to for w in found.weights] == [("p1-mm",), ("p0-mm",)]
-    assert found.not_covered == ()
-
-
 def test_the_array_is_pruned_once_and_holds_in_every_piece(tmp_path: Path) -> None:
     source = om.save(packed(32, 32, 32), tmp_path / "dense.onnx")
     result = prune_onnx(open_onnx(source), tmp_path / "sparse.onnx", TWO_FOUR)
@@ -70,13 +61,6 @@ def test_the_array_is_pruned_once_and_holds_in_every_piece(tmp_path: Path) -> No
         ("p1-mm", 1, 0),
         ("p2-mm", 1, 0),
     ]
-
-
-def test_a_piece_that_is_excluded_leaves_the_whole_array_dense(tmp_path: Path) -> None:
-    source = om.save(packed(32, 32), tmp_path / "dense.onnx")
-    selection = Selection(exclude=("p1-mm",))
-    result = prune_onnx(open_onnx(source), tmp_path / "sparse.onnx", TWO_FOUR, selection)
-    assert [row.pruned for row in result.weights] == [False, False]
 
 
 @pytest.mark.parametrize(

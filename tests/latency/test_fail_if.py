@@ -36,7 +36,6 @@ def fails(comparison: LatencyComparison, *expressions: str) -> bool:
     [
         (1.05, "sparse / dense > 1.0", True),
         (0.95, "sparse / dense > 1.0", False),
-        (1.0, "sparse / dense > 1.0", False),
         (1.0, "sparse / dense > 0.9", True),
         (0.89, "sparse / dense > 0.9", False),
         (0.91, "sparse / dense >= 0.9", True),
@@ -44,21 +43,10 @@ def fails(comparison: LatencyComparison, *expressions: str) -> bool:
         (0.85, "dense / sparse < 1.1", False),
         (0.85, "sparse / dense <= 0.9", True),
         (0.95, "sparse / dense <= 0.9", False),
-        (2.0, "sparse / dense > 1.5", True),
     ],
 )
 def test_a_ratio_fails_beyond_its_limit(ratio: float, expression: str, failing: bool) -> None:
     assert fails(two(ratio), expression) is failing
-
-
-def test_a_ratio_whose_interval_holds_the_limit_does_not_fail() -> None:
-    scattered = [10.1 * (1 + 0.1 * ((5 * i * i + i) % 13 - 5) / 6) for i in range(20)]
-    comparison = compared([variant(DENSE, (10.0,) * 20), variant(SPARSE, scattered)])
-    (ratio,) = comparison.ratios
-    assert ratio.low is not None
-    assert ratio.low < 1 < ratio.ratio
-    assert not fails(comparison, FASTER)
-    assert not fails(comparison, SLOWER)
 
 
 @pytest.mark.parametrize("ratio", [0.9, 0.975, 0.985, 1.0, 1.015, 1.025, 1.1])
@@ -69,10 +57,9 @@ def test_at_a_limit_of_one_a_gate_says_what_the_verdict_says(ratio: float) -> No
     assert fails(comparison, FASTER) is (found.verdict.value == "faster")
 
 
-@pytest.mark.parametrize("limit", ["1.0", "1.02"])
-def test_without_an_interval_nothing_is_judged(limit: str) -> None:
+def test_without_an_interval_nothing_is_judged() -> None:
     few = compared([variant(DENSE, (10.0,) * 3), variant(SPARSE, (10.1,) * 3)])
-    outcome = check_fail_if(few, [f"sparse / dense > {limit}"])
+    outcome = check_fail_if(few, [SLOWER])
     assert outcome.failed == ()
     (line,) = outcome.not_judged
     assert f"{SPARSE} / {DENSE} is 1.010" in line

@@ -80,8 +80,11 @@ def test_variants_on_a_gpu_are_judged_on_a_busy_machine() -> None:
         return replace(made, settings=replace(settings_of(made.name), threads=None))
 
     variants = [on_gpu(variant(n, around(ms))) for n, ms in ((DENSE, 10), (SPARSE, 8))]
-    found = compared(variants, loads=(on_two_cores(0.9),))
-    assert verdict(found) == (LatencyVerdict.FASTER, None)
+    load = on_two_cores(0.9)
+    assert verdict(compared(variants, loads=(load,))) == (LatencyVerdict.FASTER, None)
+    unknown = [replace(made, settings=None) for made in variants]
+    withheld = (LatencyVerdict.UNDECIDED, Withheld.BUSY)
+    assert verdict(compared(unknown, loads=(load,))) == withheld
 
 
 def test_only_the_batch_that_was_under_load_is_not_judged() -> None:

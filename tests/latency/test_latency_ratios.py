@@ -65,13 +65,6 @@ def test_with_too_few_rounds_the_noise_reaches_as_far_as_the_widest_round() -> N
     assert noise.floor == pytest.approx(0.25)
 
 
-def test_without_a_twin_the_interval_alone_decides() -> None:
-    other = variant("sparse@onnxruntime:cpu", around(10.1, phase=2))
-    ((ratio,), noise) = ratios_and_noise([VARIANTS[0], other], DENSE, 0)
-    assert noise == ()
-    assert ratio.verdict is LatencyVerdict.SLOWER
-
-
 def test_every_twin_gives_the_noise_of_its_engine_the_baseline_s_first() -> None:
     variants = [
         variant(f"{name}:b{batch}", around(ms, part=0), batch=batch)
@@ -151,13 +144,6 @@ def test_files_are_compared_with_the_baseline_s_file_in_every_engine() -> None:
     ]
 
 
-def test_a_baseline_without_times_leaves_the_ratios_within_the_other_engines() -> None:
-    variants = [variant(DENSE, error="out of memory"), *VARIANTS[3:5]]
-    ((ratio,), noise) = ratios_and_noise(variants, DENSE, 0)
-    assert (ratio.variant, ratio.baseline) == ("sparse@torch:eager", "dense@torch:eager")
-    assert noise == ()
-
-
 def test_a_mode_that_only_names_the_kernels_is_sparsity() -> None:
     on = replace(settings_of("sparse@tensorrt:gpu"), sparse_kernels=True)
     off = replace(settings_of("sparse@tensorrt:gpu-sparsity-off"), sparse_kernels=False)
@@ -184,20 +170,6 @@ def test_what_the_kernels_alone_gain_stands_beside_what_the_dense_weights_lose()
         ("sparse@tensorrt:gpu", "sparse@tensorrt:gpu-sparsity-off", 0.625),
     ]
     assert ratios[2].only_sparsity
-
-
-@given(st.lists(st.floats(0.5, 2), min_size=10, max_size=30), st.floats(0.5, 2))
-def test_verdicts_turn_over_with_the_sides(samples: list[float], factor: float) -> None:
-    opposite = {
-        LatencyVerdict.FASTER: LatencyVerdict.SLOWER,
-        LatencyVerdict.SLOWER: LatencyVerdict.FASTER,
-    }
-    one = variant(DENSE, samples)
-    other = variant("sparse@onnxruntime:cpu", [s * factor for s in reversed(samples)])
-    ((ratio,), _) = ratios_and_noise([one, other], DENSE, 0)
-    ((turned,), _) = ratios_and_noise([one, other], other.name, 0)
-    assert turned.ratio * ratio.ratio == pytest.approx(1)
-    assert turned.verdict is opposite.get(ratio.verdict, ratio.verdict)
 
 
 WORDS = st.from_regex(r"[a-z0-9][a-z0-9_.+-]{0,12}", fullmatch=True)

@@ -12,7 +12,7 @@ from support.join_cases import chain
 from support.sampled_variants import around, variant
 
 from twofour.latency.ratios import contrast, contrasts, ratios_and_noise
-from twofour.records.latency import LatencyVerdict, LayerContrast, LayerContrastRow
+from twofour.records.latency import LatencyVerdict, LayerContrast
 
 PARTS = ("conv1", "relu1", "conv2", "fc", "add")
 LAYERS = st.dictionaries(
@@ -45,28 +45,6 @@ def test_layers_of_one_name_are_one_row_the_largest_difference_first() -> None:
     ]
     assert (found.variant_ms, found.baseline_ms) == (8.0, 11.5)
     assert (found.variant, found.baseline) == ("sparse@tensorrt:gpu", "dense@tensorrt:gpu")
-
-
-def test_one_fused_layer_is_one_row_with_the_three_that_do_its_work() -> None:
-    found = rows_of(
-        {"/conv1/Conv + /relu1/Relu + /add/Add": 3.0},
-        {"/conv1/Conv": 2.0, "/relu1/Relu": 1.0, "/add/Add": 1.0},
-    )
-    assert found.rows == (
-        LayerContrastRow(
-            layer="/conv1/Conv + /relu1/Relu + /add/Add",
-            baseline_layer="/conv1/Conv + /relu1/Relu + /add/Add",
-            variant_ms=3.0,
-            baseline_ms=4.0,
-            ratio=0.75,
-            difference_ms=-1.0,
-        ),
-    )
-
-
-def test_fusions_that_overlap_on_both_sides_are_one_row() -> None:
-    found = rows_of({"a + b": 1.0, "c + d": 2.0, "e": 9.0}, {"a": 1.0, "b || c": 2.0, "d": 1.0})
-    assert names(found) == {("a + b + c + d", "a + b || c + d"), ("e", "")}
 
 
 def test_a_layer_without_partner_is_a_row_of_its_own() -> None:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from support.log_lines import parse_lines
 from test_log_properties import MESSAGES, facts
 
-from twofour.logs.read import LogParser
-from twofour.logs.tactics import Budget
 from twofour.records.log import Tactic
 
 BEFORE, NEW, AFTER = MESSAGES[1:2], MESSAGES[2:4], MESSAGES[4:]
@@ -123,30 +119,6 @@ def test_what_a_program_prints_after_a_list_is_no_part_of_its_last_name(
             (build,) = parse_lines(lines)
             assert (build.eligible, build.chosen) == (expected.eligible, expected.chosen), lines
             assert build.contradictions == ()
-
-
-# --- bounds ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "lines",
-    [
-        [""] * 200_000,
-        [f"{DATED}(Sparsity) Found 1 layer(s) eligible to use sparse tactics: a"] + [",b"] * 50_000,
-        ["x" * 80] * 50_000,
-    ],
-    ids=["newlines", "rests", "as wide"],
-)
-def test_many_short_lines_are_read_in_time(lines: list[str]) -> None:
-    tries_s: list[float] = []
-    while not tries_s or (min(tries_s) >= 2.0 and len(tries_s) < 3):  # other work may slow one
-        parser = LogParser("log", Budget())
-        began = time.process_time()
-        for start in range(0, len(lines), 10_000):
-            parser.feed(lines[start : start + 10_000])
-        parser.finish()
-        tries_s.append(time.process_time() - began)
-    assert min(tries_s) < 2.0
 
 
 # --- progress between tactics ---------------------------------------------------------------------

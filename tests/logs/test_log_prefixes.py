@@ -29,27 +29,18 @@ LOGGERS: dict[str, Logger] = {
     "torch-tensorrt's file": lambda level, n, m: (
         f"2026-07-07 {_stamp(n)} - torch_tensorrt [TensorRT Conversion Context] - {level} - {m}"
     ),
-    "torch-tensorrt's console": lambda level, n, m: f"{_stamp(n)} - {level} - {m}",
-    "basicConfig": lambda level, _, m: f"{level}:root:{m}",
     "basicConfig and a tag": lambda level, _, m: f"{level}:tensorrt:[{level[0]}] {m}",
     "loguru": lambda level, n, m: (
         f"2026-11-22 {_stamp(n)}.{n:03d} | {level:<8} | module:function:12 - {m}"
     ),
-    "a rank": lambda level, n, m: f"[Rank {n % 4}] {level}: {m}",
-    "structlog": lambda level, n, m: f"2026-11-22 {_stamp(n)} [{level.lower():<9}] {m}",
-    "padded": lambda level, _, m: f"{level:<8} {m}",
     "an enumeration": lambda level, _, m: f"[TRT] [Logger.Severity.{level}] {m}",
     "glog": lambda level, n, m: (
         f"{level[0].replace('D', 'I').replace('C', 'F')}1122 {_stamp(n)}.{n:06d} 1 log.cc:42] {m}"
     ),
-    "ros": lambda level, n, m: f"[{level}] [1732{n:06d}.{n:09d}] [trt_node]: {m}",
-    "ray": lambda level, n, m: f"(Builder pid={n}) {level}: {m}",
 }
 AROUND: dict[str, Callable[[int, str], str]] = {
     "grep -n": lambda n, line: f"{n}:{line}",
     "quoted": lambda _, line: f"> {line}",
-    "indented": lambda _, line: f"    {line}",
-    "docker logs -t": lambda n, line: f"2026-11-22T{_stamp(n)}.{n:09d}Z {line}",
     "docker compose": lambda _, line: f"trt-1  | {line}",
     "a pod": lambda n, line: f"2026-11-22T{_stamp(n)}.{n:09d}Z stdout F {line}",
     "mpirun": lambda _, line: f"[1,0]<stdout>:{line}",

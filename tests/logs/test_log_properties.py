@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.log_lines import parse_lines
 
-from twofour.logs.read import LogParser, OpenSource, lines_of, read_build_log
-from twofour.logs.tactics import Budget, normal_id
+from twofour.logs.read import LogParser, OpenSource, lines_of
+from twofour.logs.tactics import Budget
 from twofour.records.log import Build, Producer, SparsityLine
 
 LOGS = Path(__file__).parents[1] / "data" / "logs"
@@ -103,14 +101,6 @@ def test_the_same_messages_give_the_same_facts_behind_any_prefix(
     assert (layer.best_sparse_ms, layer.best_dense_ms, layer.chosen) == (0.25, 0.5, True)
 
 
-@pytest.mark.parametrize("end", ["\n", "\r\n", "  \n"])
-def test_line_ends_of_any_system_give_the_same_facts(end: str) -> None:
-    text = "".join(f"[07/07/2026-10:00:00] [TRT] [V] {m}{end}" for m in MESSAGES)
-    (build,) = parse_bytes(text.encode())
-    (expected,) = parse_lines(f"[07/07/2026-10:00:00] [TRT] [V] {m}" for m in MESSAGES)
-    assert facts(build) == facts(expected)
-
-
 def test_what_a_progress_bar_left_before_a_message_is_no_part_of_it() -> None:
     lines = [f" 10%\r 20%\r[07/07/2026-10:00:00] [TRT] [V] {m}\r" for m in MESSAGES]
     (build,) = parse_lines(lines)
@@ -176,12 +166,6 @@ def test_any_list_of_layer_names_survives_being_printed(names: list[str], lead: 
     assert not line.uncertain
 
 
-@given(st.integers(-(2**63), 2**63 - 1))
-def test_a_number_in_decimal_and_in_hex_is_the_same_tactic(value: int) -> None:
-    assert normal_id(str(value)) == normal_id(f"0x{value % 2**64:016x}")
-    assert normal_id(f"{value}.5") is None
-
-
 # --- anything -------------------------------------------------------------------------------------
 
 WORDS = [m.encode() for m in MESSAGES] + [
@@ -211,24 +195,6 @@ def test_a_log_cut_at_any_byte_never_raises_and_keeps_what_came_before(data: st.
     cut = data.draw(st.integers(0, len(whole)))
     before, after = parse_bytes(whole[:cut]), parse_bytes(whole)
     assert len(before) <= len(after)
-
-
-@settings(max_examples=30, deadline=None)
-@given(data=st.data())
-def test_a_damaged_archive_or_notebook_never_raises(
-    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    text = (LOGS / "foreign_node.log").read_text(encoding="utf-8")
-    cell = {"cells": [{"outputs": [{"text": text.splitlines(keepends=True)}]}]}
-    kinds = {".gz": gzip.compress(text.encode(), mtime=0), ".ipynb": json.dumps(cell).encode()}
-    suffix = data.draw(st.sampled_from(sorted(kinds)))
-    content = kinds[suffix]
-    cut = data.draw(st.integers(0, len(content)))
-    path = tmp_path_factory.mktemp("damaged") / f"log{suffix}"
-    path.write_bytes(content[:cut])
-    found = read_build_log(path)
-    if cut < len(content) and cut > 2:
-        assert found.files[0].notes
 
 
 @pytest.mark.parametrize(

@@ -18,17 +18,6 @@ def layer(runner: str, *lines: str) -> TunedLayer:
     return found
 
 
-def test_a_faster_tactic_without_a_name_is_not_the_best_dense_one() -> None:
-    found = layer(
-        "CaskConvolution",
-        "Tactic Name: sm80_xmma_fprop_sparse_conv_sptensor Tactic: 0x1 Time: 0.010",
-        "Tactic: 0x2 Time: 0.008",
-        "Tactic Name: sm80_xmma_fprop_implicit_gemm Tactic: 0x3 Time: 0.012",
-    )
-    assert (found.best_sparse_ms, found.best_dense_ms) == (0.01, 0.012)
-    assert (found.tactics[0].ms, found.tactics[0].sparse) == (0.008, None)
-
-
 @pytest.mark.parametrize(
     ("runner", "dense_ms"),
     [

@@ -5,7 +5,7 @@ from typing import get_type_hints
 import pytest
 
 from twofour.errors import BadInputError
-from twofour.records.export import EngineFiles, Gpu, OnnxFile, TrtexecVariant, VariantBuild
+from twofour.records.export import EngineFiles, OnnxFile, TrtexecVariant, VariantBuild
 from twofour.records.options import Variant
 from twofour.records.run import VariantCheck
 from twofour.records.weights import Pattern
@@ -27,16 +27,6 @@ def test_other_text_is_no_pattern(text: str) -> None:
 def test_n_must_be_positive_and_below_m_and_m_at_most_32(n: int, m: int) -> None:
     with pytest.raises(BadInputError, match=f"{n}:{m}"):
         Pattern(n, m)
-
-
-@pytest.mark.parametrize(
-    ("capability", "sparse"), [((7, 5), False), ((8, 0), True), ((8, 7), True), ((9, 0), True)]
-)
-def test_sparse_tensor_cores_begin_at_compute_capability_8_0(
-    capability: tuple[int, int], *, sparse: bool
-) -> None:
-    gpu = Gpu(name="g", compute_capability=capability, memory_bytes=1, driver=None)
-    assert gpu.has_sparse_tensor_cores is sparse
 
 
 def test_a_variant_is_a_choice_that_reads_as_its_word() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.comparison_cases import files, hostile, many, run_folder, sweep
+from support.comparison_cases import COMPARISONS, files, run_folder, sweep
 from support.html_page import Page
 from support.render_cases import build_result, every_status
 from support.rendered import comparison_page, to_html
@@ -26,7 +26,7 @@ def test_the_section_is_as_expected(golden: Callable[[Path, str], None]) -> None
     golden(GOLDEN / "comparison_section.html.txt", lines)
 
 
-@pytest.mark.parametrize("made", [run_folder(), sweep(), files(), hostile(), many()])
+@pytest.mark.parametrize("made", COMPARISONS.values(), ids=COMPARISONS)
 def test_every_tag_is_closed_and_nothing_is_fetched_or_styled_in_place(
     made: LatencyComparison,
 ) -> None:

@@ -8,11 +8,10 @@ from dataclasses import replace
 import pytest
 from support import comparison_cases as cases
 from support.render_cases import every_status
-from support.report_cases import matmul
+from support.report_cases import matmul, prune_result, pruned_row
 
 from twofour.records.export import Accuracy, Metric, OutputAgreement
 from twofour.records.latency import LatencyComparison, LatencyVerdict
-from twofour.records.weights import HARDWARE_PATTERN, PrunedWeight, PruneResult, Selection
 from twofour.reports.document import Lack
 from twofour.reports.eligibility_document import eligibility_document
 from twofour.reports.eligibility_words import accuracy_and_speed, change_words, drift_lines
@@ -199,16 +198,7 @@ def test_points_are_of_a_hundred(dense: float, sparse: float, words: str) -> Non
     assert change_words(Metric(name="m", dense=dense, sparse=sparse)) == words
 
 
-WEIGHT = PrunedWeight(
-    weight=matmul("fc", 64, 64), pruned=True, zeros=2048, kept_magnitude=0.8, reasons=()
-)
-MAGNITUDE = PruneResult(
-    source="m",
-    pattern=HARDWARE_PATTERN,
-    method="magnitude",
-    selection=Selection(),
-    weights=(WEIGHT,),
-)
+MAGNITUDE = prune_result(pruned_row(matmul("fc", 64, 64)))
 
 
 @pytest.mark.parametrize("sparse", [62.4, float("nan")])

@@ -9,11 +9,11 @@ import json
 import re
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.comparison_cases import agreement, files
 from support.html_page import Page
 from support.render_cases import HOSTILE, build_result, every_status, hostile, large
 from support.rendered import to_html
@@ -21,14 +21,11 @@ from support.report_cases import matmul, report
 
 from twofour.eligibility.totals import LayerStatus
 from twofour.records.eligibility import EligibilityReport
-from twofour.records.export import Accuracy, OutputAgreement
-from twofour.records.latency import ComparedVariant, LatencyComparison
-from twofour.records.options import CompareOptions
+from twofour.records.export import Accuracy
+from twofour.records.latency import ComparedVariant
 from twofour.reports.eligibility_document import status_bar
 from twofour.reports.latency_words import answer_lines
 from twofour.words import printable, share
-
-GOLDEN = Path(__file__).parent / "golden"
 
 
 def _data(text: str) -> list[dict[str, Any]]:
@@ -38,14 +35,8 @@ def _data(text: str) -> list[dict[str, Any]]:
     return found
 
 
-_TIMES = LatencyComparison(
-    source="runs/x",
-    baseline="dense@onnxruntime:cpu",
-    machine=None,
-    options=CompareOptions(),
-    variants=(ComparedVariant(name="dense@onnxruntime:cpu", error="no <kernel>"),),
-    ratios=(),
-    noise=(),
+_TIMES = replace(
+    files(), variants=(ComparedVariant(name="a@onnxruntime:cpu", error="no <kernel>"),), ratios=()
 )
 
 
@@ -137,14 +128,8 @@ def test_times_are_there_only_where_there_are_figures() -> None:
 
 
 def test_what_pruning_and_the_engines_did_is_shown_where_it_is_known() -> None:
-    drift = OutputAgreement(
-        output="<logits>",
-        shape=(8, 10),
-        max_abs_error=1.25,
-        cosine=0.98765432,
-        row_cosine_mean=0.98,
-        row_cosine_min=0.91,
-    )
+    drift = replace(agreement(1.25, 0.98765432), output="<logits>", shape=(8, 10))
+    drift = replace(drift, relative_error=None, dense_largest=None)
     text = to_html(
         every_status(), accuracy=Accuracy(drift=(drift,), examples=8), build=build_result(_TIMES)
     )

@@ -164,12 +164,6 @@ def test_a_list_that_is_cut_is_said_to_be_cut(found: str, picked: str, cut: str)
     assert shown.count(" is cut: ") == 1
 
 
-def test_a_whole_list_is_not_said_to_be_cut() -> None:
-    found = "(Sparsity) Found 2 layer(s) eligible to use sparse tactics: conv_12, conv_1"
-    lines = [PYTHON + found, f"{PYTHON}(Sparsity) Chose 1 layer(s) using sparse tactics: conv_1"]
-    assert "cut" not in log_text(BuildLog(files=(), builds=parse_lines(lines)))
-
-
 def test_a_log_that_ends_before_the_last_list_does_not_say_what_was_chosen() -> None:
     foreign = (
         " (foreignNode) (Sparsity) Found 1 layer(s) eligible to use sparse tactics: a",

@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from support.render_cases import every_status
-from support.report_cases import matmul
+from support.report_cases import matmul, prune_result, pruned_row
 
 from twofour.records.weights import (
-    HARDWARE_PATTERN,
     Calibration,
     OutputError,
     PrunedWeight,
-    PruneResult,
-    Selection,
 )
 from twofour.reports import html
 from twofour.reports.document import Table
@@ -31,33 +28,17 @@ NOT_REACHED = "no calibration input reached it"
 
 
 def row(layer: str, calibration: float | None, held_out: float | None) -> PrunedWeight:
-    weight = matmul(layer, 64, 64)
-    error = None
-    if calibration is not None:
-        error = OutputError(calibration=calibration, held_out=held_out)
-    return PrunedWeight(
-        weight=weight,
-        pruned=True,
-        zeros=2048,
-        kept_magnitude=0.75,
-        reasons=(),
-        method="admm" if error else "magnitude",
-        output_error=error,
-        note=None if error else NOT_REACHED,
-    )
+    if calibration is None:
+        return pruned_row(matmul(layer, 64, 64), method="magnitude", note=NOT_REACHED)
+    error = OutputError(calibration=calibration, held_out=held_out)
+    return pruned_row(matmul(layer, 64, 64), method="admm", output_error=error)
 
 
 ROWS = (row("a", 0.01, 0.012), row("b", 0.0002, None), row("c", None, None), row("d", 0.2, 0.3))
-RESULT = PruneResult(
-    source="model",
-    pattern=HARDWARE_PATTERN,
-    method="admm",
-    selection=Selection(),
-    weights=ROWS,
-    calibration=Calibration(
-        source="texts.txt", samples=256, held_out=25, notes=("3 lines were blank",)
-    ),
+CALIBRATION = Calibration(
+    source="texts.txt", samples=256, held_out=25, notes=("3 lines were blank",)
 )
+RESULT = prune_result(*ROWS, method="admm", calibration=CALIBRATION)
 
 
 def cells(table: Table) -> dict[str, tuple[str | None, ...]]:
@@ -90,7 +71,7 @@ def test_the_data_and_the_largest_error_are_said_first() -> None:
 
 def test_layers_that_differ_in_one_number_share_a_row_but_not_on_the_page() -> None:
     rows = [
-        replace(row(f"h.{i}.{part}", 0.01 * (i + 1), None), zeros=2048 - i, kept_magnitude=0.75)
+        replace(row(f"h.{i}.{part}", 0.01 * (i + 1), None), zeros=2048 - i)
         for i in range(24)
         for part in ("fc1", "fc2")
     ]
@@ -105,7 +86,7 @@ def test_layers_that_differ_in_one_number_share_a_row_but_not_on_the_page() -> N
     folded, zeros = "1 % to 24 %", "49.4 % to 50.0 %"
     assert found["output error"][:2] == (folded, folded)
     assert found["zeros"][:3] == (zeros, zeros, "50.0 %")
-    assert found["kept |w|"] == ("75.0 %",) * 4
+    assert found["kept |w|"] == ("80.0 %",) * 4
     assert found["notes"] == (None, None, note, None)
     shown = plain_text(draw((table,)))
     assert "h.{0-23}.fc2 x24" in " ".join(shown.split())
@@ -117,15 +98,12 @@ def test_layers_that_differ_in_one_number_share_a_row_but_not_on_the_page() -> N
 
 def test_a_runs_page_shows_what_was_pruned_alone() -> None:
     left = replace(ROWS[0], pruned=False)
-    section = pruning_section(replace(RESULT, weights=(left, *ROWS[1:])))
+    result = replace(RESULT, weights=(left, *ROWS[1:]))
+    section = pruning_section(result)
     assert section is not None
     (table,) = (block for block in section.blocks if isinstance(block, Table))
     assert cells(table)["layer"] == ("b", "c", "d")
-
-
-def test_a_page_shows_what_pruning_did() -> None:
-    document = eligibility_document(every_status(), pruned=RESULT)
-    page = html.page(document)
+    page = html.page(eligibility_document(every_status(), pruned=result))
     assert "What pruning did" in page
     assert page.count(NOT_REACHED) == 1
     assert '<td class="figure">30 %</td>' in page

@@ -10,29 +10,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Group
+from support.comparison_cases import agreement
 from support.rendered import eligibility_table
 from support.report_cases import (
-    TWO_FOUR,
     check,
     conv,
     gpu,
     int8,
     matmul,
+    prune_result,
+    pruned_row,
     reason,
     report,
     validation,
 )
 
 from twofour.records.eligibility import EligibilityReport, Verdict
-from twofour.records.export import Accuracy, Metric, OutputAgreement
-from twofour.records.weights import PrunedWeight, PruneResult, ReasonCode, Selection, Validation
-from twofour.reports.document import Fold, Lines, Section, Table, unfolded
+from twofour.records.export import Accuracy, Metric
+from twofour.records.weights import ReasonCode, Validation
+from twofour.reports.document import Fold, unfolded
 from twofour.reports.eligibility_document import eligibility_document
 from twofour.reports.eligibility_words import drift_lines
 from twofour.reports.layers_table import layers_table, pattern_word
 from twofour.reports.pruning_document import prune_document, validation_document
 from twofour.reports.terminal import plain_text, render
-from twofour.words import share
 
 GOLDEN = Path(__file__).parent / "golden"
 LONG = "blocks." + "very_long_module_name." * 13 + "fc1"
@@ -111,22 +112,11 @@ def test_a_validation_says_how_many_weights_had_to_hold() -> None:
 
 def test_the_prune_table_is_as_expected(golden: Callable[[Path, str], None]) -> None:
     mix, grouped = conv("mix", 512, 512), conv("grouped", 128, 128, groups=4)
-    rows = (
-        PrunedWeight(weight=mix, pruned=True, zeros=1_179_648, kept_magnitude=0.7731, reasons=()),
-        PrunedWeight(
-            weight=grouped,
-            pruned=False,
-            zeros=3,
-            kept_magnitude=None,
-            reasons=(reason(ReasonCode.GROUPED_CONV, "4 groups of 32 input channels"),),
-        ),
-    )
-    made = PruneResult(
+    reasons = (reason(ReasonCode.GROUPED_CONV, "4 groups of 32 input channels"),)
+    made = prune_result(
+        pruned_row(mix, zeros=1_179_648, kept_magnitude=0.7731),
+        pruned_row(grouped, pruned=False, zeros=3, kept_magnitude=None, reasons=reasons),
         source="digits.py:make",
-        pattern=TWO_FOUR,
-        method="magnitude",
-        selection=Selection(),
-        weights=rows,
     )
     golden(GOLDEN / "prune.txt", plain_text(render(prune_document(made))))
 
@@ -134,21 +124,12 @@ def test_the_prune_table_is_as_expected(golden: Callable[[Path, str], None]) -> 
 def test_the_drift_lines_give_cosine_error_and_metrics(
     golden: Callable[[Path, str], None],
 ) -> None:
-    drift = OutputAgreement(
-        output="logits",
-        shape=(8, 10),
-        max_abs_error=1.25,
-        cosine=0.98765432,
-        row_cosine_mean=0.98,
-        row_cosine_min=0.91,
-        relative_error=0.1564,
-        dense_largest=3.5,
+    drift = replace(
+        agreement(1.25, 0.98765432), shape=(8, 10), relative_error=0.1564, dense_largest=3.5
     )
-    made = Accuracy(
-        drift=(drift,),
-        examples=8,
-        metrics=(Metric(name="accuracy", dense=0.9867, sparse=0.9844),),
-    )
+    metric = Metric(name="accuracy", dense=0.9867, sparse=0.9844)
+    drift = replace(drift, row_cosine_mean=0.98, row_cosine_min=0.91)
+    made = Accuracy(drift=(drift,), examples=8, metrics=(metric,))
     golden(GOLDEN / "drift.txt", plain_text(Group(*drift_lines(made))))
 
 
@@ -166,12 +147,6 @@ def test_what_cannot_break_the_pattern_does_not_count_as_holding_it() -> None:
     assert pattern_word(dense) == "dense"
     words = {v.layer: pattern_word(v) for v in report(dw, image, mix).verdicts}
     assert words == {"dw": "always holds", "image": "always holds", "mix": "2:4"}
-
-
-def test_gaps_in_the_numbers_are_shown() -> None:
-    layers = [matmul(f"h.{i}.fc", 768, 768) for i in (0, 1, 2, 5, 7, 8)]
-    (row,) = _folds(report(*layers).verdicts)
-    assert row.name == "h.{0-2,5,7-8}.fc"
 
 
 @pytest.mark.parametrize("names", [("h.00.fc", "h.01.fc"), ("9" * 5000, "8" * 5000)])
@@ -195,24 +170,6 @@ def test_layers_of_another_size_or_verdict_keep_rows_of_their_own() -> None:
     ]
 
 
-def test_the_legend_has_each_code_once_with_its_layers_their_weights_and_what_to_do() -> None:
-    grouped = [conv(f"block.{i}.conv", 512, 512, groups=2**i) for i in range(1, 3)]
-    plain = conv("plain", 512, 512, (1, 1))
-    document = eligibility_document(report(*grouped, plain))
-    (section,) = document.blocks
-    assert isinstance(section, Section)
-    table, heading, legend = section.blocks
-    assert isinstance(table, Table)
-    assert isinstance(heading, Lines)
-    assert isinstance(legend, Lines)
-    (line,) = legend.lines
-    assert line.startswith("GROUPED_CONV: ")
-    weights = sum(9 * 512 * 512 // 2**i for i in range(1, 3))
-    assert f"(2 layers, {share(weights, weights + 512 * 512)} of the weights)" in line
-    assert "What to do: leave it dense" in line
-    assert _column(report(*grouped, plain).verdicts, "why") == ("GROUPED_CONV",) * 2 + (None,)
-
-
 def test_a_terminal_leaves_out_the_last_columns_and_breaks_no_code() -> None:
     made = _known_cases()
     for width, heads in ((200, {"layer", "verdict", "reasons", "pattern", "type"}), (60, set())):
@@ -234,12 +191,6 @@ def _folds(verdicts: Sequence[Verdict]) -> tuple[Fold, ...]:
     folds = layers_table(replace(report(), verdicts=tuple(verdicts))).folds
     assert folds is not None
     return folds()
-
-
-def _column(verdicts: Sequence[Verdict], key: str) -> tuple[str | None, ...]:
-    """Cells of a column, rows that are alike as one."""
-    table = layers_table(replace(report(), verdicts=tuple(verdicts))).folded()
-    return next(c.cells for c in table.columns if c.key == key)
 
 
 @given(st.lists(st.text(alphabet="ab.{}-,0129\u0661", max_size=12), max_size=12))

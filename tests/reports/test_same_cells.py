@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 from markdown_it import MarkdownIt
-from support.comparison_cases import by_trtexec, files, many, run_folder, sweep
-from support.comparison_cases import hostile as hostile_comparison
+from support.comparison_cases import COMPARISONS, run_folder
 from support.render_cases import every_status, hostile, large
 from support.rendered import (
     comparison_markdown,
@@ -70,14 +69,6 @@ REPORTS = {
     "alike": large(40),
     "empty": report(),
     "one": report(matmul("fc", 512, 512)),
-}
-COMPARISONS = {
-    "run folder": run_folder(),
-    "sweep": sweep(),
-    "files": files(),
-    "hostile": hostile_comparison(),
-    "many": many(),
-    "trtexec": by_trtexec(),
 }
 
 

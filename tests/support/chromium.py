@@ -51,9 +51,6 @@ class Browser:
     def type(self, selector: str, text: str) -> None:
         self._call(f"element/{self._find(selector)}/value", {"text": text})
 
-    def clear(self, selector: str) -> None:
-        self._call(f"element/{self._find(selector)}/clear", {})
-
     def press(self, *keys: str) -> None:
         """Real key presses, on whatever has the focus."""
         actions = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]

@@ -249,21 +249,6 @@ def files() -> LatencyComparison:
     )
 
 
-def by_trtexec() -> LatencyComparison:
-    """Two engines that trtexec timed elsewhere in rounds, the dense one twice."""
-    names = ("dense@trtexec:gpu", "sparse@trtexec:gpu", "dense@trtexec:gpu again")
-    made = (variant(n, ms, rounds=20) for n, ms in zip(names, (2.0, 1.6, 2.0), strict=True))
-    return LatencyComparison(
-        source="emitted",
-        baseline=names[0],
-        machine=None,
-        options=CompareOptions(rounds=20, warmup=0),
-        variants=tuple(replace(v, settings=settings(v.name, threads=None)) for v in made),
-        ratios=(ratio(names[1], names[0], 0.8),),
-        noise=(noise(names[0], 0.01),),
-    )
-
-
 def hostile() -> LatencyComparison:
     """Every text that comes from a file, an engine or a model is hostile."""
     base = f"{HOSTILE[0]}@onnxruntime:cpu"
@@ -363,3 +348,12 @@ def _with_outputs(
 
 def _failed(name: str, error: str, hint: str | None) -> ComparedVariant:
     return replace(variant(name, None), error=error, hint=hint)
+
+
+COMPARISONS = {
+    "run_folder": run_folder(),
+    "sweep": sweep(),
+    "files": files(),
+    "hostile": hostile(),
+    "many": many(),
+}

@@ -9,13 +9,12 @@ VOID = {"meta", "wbr", "br", "input", "link", "img"}
 
 
 class Page(HTMLParser):
-    """Tags with attributes, the texts right inside each kind of tag, and the cells of tables."""
+    """Tags with attributes, and the texts right inside each kind of tag."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.texts: dict[str, list[str]] = defaultdict(list)
-        self.cells: list[str] = []
         self.unclosed: list[str] = []
         self.feed(text)
 
@@ -23,8 +22,6 @@ class Page(HTMLParser):
         self.tags.append((tag, dict(attrs)))
         if tag not in VOID:
             self.unclosed.append(tag)
-        if tag in {"td", "th"}:
-            self.cells.append("")
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
@@ -35,5 +32,3 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self.unclosed:
             self.texts[self.unclosed[-1]].append(data)
-        if {"td", "th"}.intersection(self.unclosed):
-            self.cells[-1] += data

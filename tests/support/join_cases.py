@@ -35,6 +35,25 @@ def chain(*named: tuple[str, str]) -> tuple[GraphNode, ...]:
     return tuple(nodes)
 
 
+MNIST = (
+    *chain(
+        ("node_conv2d", "Conv"),
+        ("node_relu", "Relu"),
+        ("node_max_pool2d", "MaxPool"),
+        ("node_conv2d_1", "Conv"),
+        ("node_relu_1", "Relu"),
+        ("node_max_pool2d_1", "MaxPool"),
+        ("node_view", "Reshape"),
+    ),
+    node("node_linear", "Gemm", "node_view_out", "gemm1.weight", constants=("gemm1.weight",)),
+    node("node_relu_2", "Relu", "node_linear_out"),
+    node("node_linear_1", "Gemm", "node_relu_2_out", "gemm2.weight", constants=("gemm2.weight",)),
+    node("node_softmax", "Softmax", "node_linear_1_out"),
+    node("node_argmax", "ArgMax", "node_softmax_out"),
+)
+"""The network of NVIDIA's cookbook, of which there are real logs."""
+
+
 def build(
     *messages: str,
     flag: str = "Enabled",

@@ -9,7 +9,17 @@ from twofour.eligibility.build_facts import BuildFacts, ReportContext
 from twofour.eligibility.predict import predict
 from twofour.records.eligibility import EligibilityReport, Verdict
 from twofour.records.export import Gpu
-from twofour.records.weights import Pattern, Reason, ReasonCode, Validation, Weight, WeightCheck
+from twofour.records.weights import (
+    Pattern,
+    PrunedWeight,
+    PruneResult,
+    Reason,
+    ReasonCode,
+    Selection,
+    Validation,
+    Weight,
+    WeightCheck,
+)
 
 TWO_FOUR = Pattern(2, 4)
 
@@ -117,6 +127,18 @@ def verdict(weight: Weight, weight_check: WeightCheck | None = None, **changes: 
     checks = [weight_check or check(weight)] if known else []
     (found,) = predict([weight], validation(*checks), context(**changes)).verdicts
     return found
+
+
+def pruned_row(weight: Weight, **changes: Any) -> PrunedWeight:
+    """What pruning did to a weight."""
+    given: dict[str, Any] = {"pruned": True, "zeros": 9, "kept_magnitude": 0.8, "reasons": ()}
+    return PrunedWeight(weight=weight, **{**given, **changes})
+
+
+def prune_result(*rows: PrunedWeight, **changes: Any) -> PruneResult:
+    """A model pruned by magnitude, unless another method is named."""
+    given: dict[str, Any] = {"source": "m", "method": "magnitude", "selection": Selection()}
+    return PruneResult(weights=rows, pattern=TWO_FOUR, **{**given, **changes})
 
 
 def codes(found: Verdict) -> list[str]:

@@ -42,16 +42,11 @@ def variant(
     error: str | None = None,
     layers: Mapping[str, float] | None = None,
 ) -> ComparedVariant:
-    """Statistics that nothing here looks at are None."""
+    """A variant without statistics of its samples."""
     times = tuple(LayerTime(name=n, mean_ms=ms) for n, ms in (layers or {}).items())
     return ComparedVariant(
         name=name,
         samples_ms=tuple(samples_ms),
-        median_ms=None,
-        p90_ms=None,
-        p99_ms=None,
-        throughput=None,
-        peak_memory_bytes=None,
         error=error,
         batch=batch,
         settings=settings_of(name) if samples_ms else None,
