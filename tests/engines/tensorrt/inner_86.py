@@ -18,7 +18,6 @@ from support.fake_cudart import fake_cudart
 from support.trt_fakes import FakeBuild, TimedCuda, request_for, spec
 
 from twofour.engines.protocol import ProgressCallback, no_progress
-from twofour.engines.tensorrt.bindings import tensorrt_status
 from twofour.engines.tensorrt.engine import TensorRtEngine
 from twofour.engines.tensorrt.plan import GRAPH
 from twofour.errors import BadInputError, BuildFailedError
@@ -87,60 +86,37 @@ def build(
     return TensorRtEngine().build(request, no_progress)
 
 
-def test_the_version_and_what_it_lacks_are_those_of_86() -> None:
-    assert trt.__version__ == "8.6.1"
-    assert not hasattr(trt, "IProgressMonitor")
-    assert not hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
-
-
-def test_the_status_quotes_the_cuda_failure_that_86_logs_as_a_warning(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def without_gpu(logger: Any) -> Any:
-        logger.log(trt.ILogger.WARNING, "Unable to determine GPU memory usage")
-        logger.log(trt.ILogger.WARNING, "CUDA initialization failure with error: 35. Please check")
-        raise TypeError("pybind11::init(): factory function returned nullptr")
-
-    monkeypatch.setattr(trt, "Builder", without_gpu)
-    why_not = tensorrt_status().why_not or ""
-    assert "with error: 35" in why_not
-
-
-def test_a_float32_model_needs_no_precision_flag(tmp_path: Path, fake: FakeBuild) -> None:
-    result = build(tmp_path, model(np.ones((16, 16), np.float32)))
-    assert fake.flags == {trt.BuilderFlag.TF32, trt.BuilderFlag.SPARSE_WEIGHTS}
-    assert fake.network_flags == 1 << int(trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH)
-    assert result.error is None
-
-
-def test_a_float32_model_may_be_allowed_float16(tmp_path: Path, fake: FakeBuild) -> None:
-    build(tmp_path, model(np.ones((16, 16), np.float32)), allow=(AllowedType.FP16,))
-    assert trt.BuilderFlag.FP16 in fake.flags
-    assert "[I] Precision: FP32+FP16" in (tmp_path / "sparse.log").read_text()
-
-
-@pytest.mark.parametrize("allow", [(), (AllowedType.FP16,)])
-@pytest.mark.usefixtures("fake")
-def test_progress_says_which_types_kernels_are_timed_in(
-    tmp_path: Path, allow: tuple[AllowedType, ...]
+@pytest.mark.parametrize(
+    ("kind", "allow", "flags"),
+    [
+        (np.float32, (), set()),
+        (np.float32, (AllowedType.FP16,), {trt.BuilderFlag.FP16}),
+        (np.float16, (), {trt.BuilderFlag.FP16}),
+    ],
+)
+def test_types_of_kernels_are_flags_which_log_and_progress_name(
+    tmp_path: Path,
+    fake: FakeBuild,
+    kind: type[np.generic],
+    allow: tuple[AllowedType, ...],
+    flags: set[Any],
 ) -> None:
     shown: list[str] = []
     request = request_for(tmp_path, allow=allow)
-    onnx.save(model(np.ones((16, 16), np.float32)), request.onnx)
-    TensorRtEngine().build(request, lambda text, _done, _total: shown.append(text))
-    assert any("FP32 and FP16" in text for text in shown) is bool(allow)
+    onnx.save(model(np.ones((16, 16), kind)), request.onnx)
+    result = TensorRtEngine().build(request, lambda text, _done, _total: shown.append(text))
+    assert fake.flags == {trt.BuilderFlag.TF32, trt.BuilderFlag.SPARSE_WEIGHTS, *flags}
+    assert fake.network_flags == 1 << int(trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH)
+    assert result.error is None
+    log = (tmp_path / "sparse.log").read_text()
+    assert ("[I] Precision: FP32+FP16" in log) is bool(flags)
+    assert any("FP32 and FP16" in text for text in shown) is bool(flags)
 
 
 def test_bf16_is_refused_where_there_is_none(tmp_path: Path, fake: FakeBuild) -> None:
     assert fake.plan is not None
     with pytest.raises(BadInputError, match="has no BF16"):
         build(tmp_path, model(np.ones((16, 16), np.float32)), allow=(AllowedType.BF16,))
-
-
-def test_a_float16_model_sets_the_float16_flag(tmp_path: Path, fake: FakeBuild) -> None:
-    build(tmp_path, model(np.ones((16, 16), np.float16)))
-    assert trt.BuilderFlag.FP16 in fake.flags
-    assert trt.BuilderFlag.INT8 not in fake.flags
 
 
 def test_a_model_with_dequantize_nodes_sets_the_int8_flag(tmp_path: Path, fake: FakeBuild) -> None:

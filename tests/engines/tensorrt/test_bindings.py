@@ -15,7 +15,7 @@ ROOT = HERE.parents[2]
 BINDINGS = Path(os.environ.get("TWOFOUR_TRT_BINDINGS", ROOT / "build"))
 
 
-ALL = ["inner_build.py", "inner_run.py", "inner_timed.py"]
+ALL = ["inner_build.py", "inner_timed.py"]
 
 
 @pytest.mark.parametrize("major", ["trt10", pytest.param("trt11", marks=pytest.mark.full)])
