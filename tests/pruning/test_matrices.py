@@ -1,7 +1,8 @@
-"""A layer's stack of matrices times its input rows is what torch computes."""
+"""Of many outputs of a convolution, some of each sample."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.calibrated_layers import layout_of, window_of
 from torch import nn
 
 from twofour.pruning.matrices import (
@@ -20,45 +22,12 @@ from twofour.pruning.matrices import (
     window_rows,
 )
 
-
-def _pairs(padding: Any) -> tuple[tuple[int, int], ...]:
-    return tuple((p, p) for p in padding)
-
-
-def _window(module: Any) -> Window:
-    return Window(
-        kernel=module.kernel_size,
-        stride=module.stride,
-        dilation=module.dilation,
-        padding=_pairs(module.padding),
-        transposed=isinstance(module, (nn.ConvTranspose1d, nn.ConvTranspose2d)),
-        output_padding=module.output_padding,
-    )
-
-
-def _layout(module: Any, per_tap: bool) -> Layout:
-    return Layout(
-        shape=tuple(module.weight.shape),
-        axis=0 if isinstance(module, (nn.ConvTranspose1d, nn.ConvTranspose2d)) else 1,
-        m=4,
-        groups=module.groups,
-        convolution=True,
-        per_tap=per_tap,
-    )
-
-
 CONVOLUTIONS = [
-    (nn.Conv1d(6, 4, 3, padding=2, dilation=2), (2, 6, 9)),
     (nn.Conv2d(8, 6, 3, stride=2, padding=1, groups=2), (2, 8, 7, 6)),
     (nn.Conv2d(5, 6, (3, 2), padding=(1, 0)), (2, 5, 6, 5)),
-    (nn.Conv3d(4, 3, (1, 2, 3)), (1, 4, 3, 4, 5)),
     (nn.ConvTranspose1d(6, 4, 3, stride=2, padding=1, output_padding=1), (2, 6, 5)),
     (nn.ConvTranspose2d(8, 6, (3, 2), stride=(2, 1), dilation=2, groups=2), (2, 8, 4, 5)),
-    (nn.Conv2d(4, 4, 3, groups=4, padding=1), (2, 4, 5, 5)),
 ]
-
-
-# --- of many outputs, some of each sample ---------------------------------------------------------
 
 _CONVOLUTION = Layout(shape=(8, 4, 3, 3), axis=1, m=4, convolution=True)
 _SAME = Window(kernel=(3, 3), stride=(1, 1), dilation=(1, 1), padding=((1, 1), (1, 1)))
@@ -124,12 +93,12 @@ def test_rows_of_a_tensor_that_cuts_samples_up_are_numbered_over_all_batches() -
 def test_rows_of_some_outputs_are_those_among_the_rows_of_all(
     module: Any, shape: tuple[int, ...], per_tap: bool
 ) -> None:
-    layout = _layout(module, per_tap)
+    layout, window = replace(layout_of(module), per_tap=per_tap), window_of(module)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    every = window_rows(x.numpy(), layout, _window(module))
+    every = window_rows(x.numpy(), layout, window)
     outputs = every.shape[1] // shape[0]
     places = sampled(outputs, 3, np.arange(shape[0]))
     assert places is not None
     wanted = (places + outputs * np.arange(shape[0])[:, None]).reshape(-1)
-    rows = window_rows(x.numpy(), layout, _window(module), places)
+    rows = window_rows(x.numpy(), layout, window, places)
     assert np.array_equal(rows, every[:, wanted])

@@ -41,11 +41,34 @@ class CalibratedLayer:
     rows: NDArray[np.float64]
 
 
+def window_of(module: Any) -> Window:
+    """What an output of a convolution of torch sums over."""
+    return Window(
+        kernel=module.kernel_size,
+        stride=module.stride,
+        dilation=module.dilation,
+        padding=tuple((p, p) for p in module.padding),
+        transposed=module.transposed,
+        output_padding=module.output_padding,
+    )
+
+
+def layout_of(module: Any, m: int = 4) -> Layout:
+    """The weight of a convolution of torch as matrices."""
+    return Layout(
+        shape=tuple(module.weight.shape),
+        axis=0 if module.transposed else 1,
+        m=m,
+        groups=module.groups,
+        convolution=True,
+    )
+
+
 def _module(module: Any, shape: tuple[int, ...], m: int, seed: int) -> CalibratedLayer:
     torch.manual_seed(seed)
     module = module.double().requires_grad_(False)
     module.bias = None
-    weight, transposed = module.weight, "Transpose" in type(module).__name__
+    weight, transposed = module.weight, module.transposed
     x = torch.randn(shape, dtype=torch.float64)
     x = x + torch.roll(x, 1, 1) + 0.5  # neighbours are correlated, and the mean is not 0
     values = torch.randn_like(weight)
@@ -69,17 +92,7 @@ def _module(module: Any, shape: tuple[int, ...], m: int, seed: int) -> Calibrate
         )
         columns = [by_weight[index][:, o] for run in runs for index in run]
         units.append(Unit(runs=runs, inputs=np.stack(columns, axis=1)))
-    window = Window(
-        kernel=module.kernel_size,
-        stride=module.stride,
-        dilation=module.dilation,
-        padding=tuple((p, p) for p in module.padding),
-        transposed=transposed,
-        output_padding=module.output_padding,
-    )
-    layout = Layout(
-        shape=tuple(weight.shape), axis=0 if transposed else 1, m=m, groups=groups, convolution=True
-    )
+    layout, window = layout_of(module, m), window_of(module)
     return CalibratedLayer(
         weight=values.numpy(),
         layout=layout,

@@ -99,19 +99,16 @@ def test_most_negative_int8_is_the_largest_magnitude() -> None:
     assert array.tolist() == [127, -128, 0, 0]
 
 
-def test_kept_magnitude_of_half_floats_and_of_all_zeros() -> None:
+def test_kept_magnitude_of_half_floats_of_large_arrays_and_of_all_zeros() -> None:
     for kind in (np.float16, ml_dtypes.bfloat16, *PRUNED_FLOAT8):
         array = np.array([4.0, -3.0, 2.0, 1.0], np.float32).astype(kind)
         assert prune_in_place(array, 0, TWO_FOUR).kept_magnitude == 0.7
     assert prune_in_place(np.zeros(8, np.float32), 0, TWO_FOUR).kept_magnitude is None
-
-
-def test_raw_bfloat16_bits_are_pruned_as_bfloat16() -> None:
-    array = np.random.default_rng(0).normal(size=(8, 12)).astype(ml_dtypes.bfloat16)
-    bits = array.view(np.int16).copy()
-    kept = prune_in_place(bits.view(ml_dtypes.bfloat16), 1, TWO_FOUR)
-    assert kept == prune_in_place(array, 1, TWO_FOUR)
-    assert (bits == array.view(np.int16)).all()
+    for kind in (np.float32, np.float16, ml_dtypes.bfloat16):
+        array = np.random.default_rng(4).normal(size=(1024, 1021)).astype(kind)
+        before = np.abs(array.astype(np.float64)).sum()
+        kept = prune_in_place(array, 1, TWO_FOUR).kept_magnitude
+        assert kept == pytest.approx(np.abs(array.astype(np.float64)).sum() / before, rel=1e-6)
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
@@ -128,14 +125,6 @@ def test_a_subnormal_is_ordered_by_its_bits_on_a_processor_that_flushes_them(
         torch.set_flush_denormal(False)
     assert array.tolist() == [[0, 2, -2, 0], [0, -3 * tiny, 4 * tiny, 0]]
     assert (outcome.zeros_before, outcome.zeros) == (0, 4)
-
-
-def test_the_kept_magnitude_of_a_large_array_is_right_to_six_digits() -> None:
-    for kind in (np.float32, np.float16, ml_dtypes.bfloat16):
-        array = np.random.default_rng(4).normal(size=(1024, 1021)).astype(kind)
-        before = np.abs(array.astype(np.float64)).sum()
-        kept = prune_in_place(array, 1, TWO_FOUR).kept_magnitude
-        assert kept == pytest.approx(np.abs(array.astype(np.float64)).sum() / before, rel=1e-6)
 
 
 def test_only_the_given_view_is_written() -> None:
