@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import helper
 from support import onnx_models as om
+from support.ort import outputs
 
 from twofour.calibrate.input_rows import BatchMarks, InputReading, rows_of
 from twofour.calibrate.layer_plan import WeightPart, main_graph, plan_calibration
@@ -34,14 +34,6 @@ def pieces_of(model: onnx.ModelProto, folder: Any) -> tuple[WeightPart, ...]:
 
 def nothing_held_out(samples: int) -> BatchMarks:
     return BatchMarks(samples=samples, factors=np.ones(samples))
-
-
-def outputs(model: onnx.ModelProto, **inputs: om.Array) -> om.Array:
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), providers=["CPUExecutionProvider"]
-    )
-    found: om.Array = session.run(None, inputs)[0]
-    return found
 
 
 def layer(
@@ -127,7 +119,7 @@ def test_rows_times_matrices_are_the_nodes_output(
     assert (factors == 1).all()
     assert rows.shape == (stack.shape[0], factors.size, stack.shape[2])
     products = np.matmul(rows, stack.swapaxes(1, 2))
-    expected = outputs(model, x=x)
+    expected = outputs(model, {"x": x})["y"]
     assert products.size == expected.size
     np.testing.assert_allclose(
         np.sort(products, axis=None), np.sort(expected, axis=None), atol=2e-5
@@ -143,7 +135,7 @@ def test_a_wide_kernel_is_read_tap_by_tap(tmp_path: Any, monkeypatch: pytest.Mon
     stack = to_stack(read_tensor(piece.weight.tensor, None), piece.layout)
     assert stack.shape == (6, 6, 8)
     products = np.matmul(rows, stack.swapaxes(1, 2)).sum(0)
-    expected = outputs(model, x=x)
+    expected = outputs(model, {"x": x})["y"]
     np.testing.assert_allclose(
         np.sort(products, axis=None), np.sort(expected, axis=None), atol=2e-5
     )
