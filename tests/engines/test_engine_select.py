@@ -9,7 +9,7 @@ import pytest
 from twofour.engines.onnxruntime.engine import OnnxRuntimeEngine
 from twofour.engines.protocol import ENGINES, Engine, EngineRow, builders, choose_engine
 from twofour.engines.tensorrt.engine import TensorRtEngine
-from twofour.engines.torch.engine import TorchEngine, TorchTensorRtEngine
+from twofour.engines.torch.engine import MODES, TorchEngine, TorchTensorRtEngine
 from twofour.errors import BadInputError, MissingToolError
 from twofour.records.export import EngineStatus
 
@@ -87,6 +87,9 @@ heavy = {{"torch", "onnx", "onnxruntime", "tensorrt", "polygraphy", "pandas"}}
 print(sorted(n for n in heavy if sys.modules.get(n) is not None))
 statuses = [row.engine().status() for row in twofour.engines.protocol.ENGINES.values()]
 print([(s.engine, s.can_run, s.why_not) for s in statuses])
+torch = twofour.engines.protocol.ENGINES["torch"].engine()
+found = [torch.status(mode.name) for mode in torch.modes]
+print(len(found), {{(s.why_not.partition(":")[0], s.hint) for s in found}})
 """
 
 
@@ -108,7 +111,9 @@ def test_engines_import_nothing_heavy_and_without_packages_have_reasons_and_no_t
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
     )
     assert (finished.returncode, finished.stderr) == (0, "")
-    imported, statuses = finished.stdout.splitlines()
+    imported, statuses, of_torch = finished.stdout.splitlines()
     assert imported == "[]"
     assert "('tensorrt', False, 'the Python package tensorrt is not installed')" in statuses
     assert onnxruntime in statuses
+    said = {("torch cannot be imported", "pip install torch")}
+    assert of_torch == f"{len(MODES)} {said}"

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
 from pathlib import Path
 
 import pytest
 from support.fake_cudart import advance, against_header, fake_cudart
+from support.real_bindings import BINDINGS
 
 from twofour.engines.protocol import OpenRequest
 from twofour.engines.tensorrt.engine import TensorRtEngine
 from twofour.engines.tensorrt.plan import CudaGraph, CudaTimer, DeviceMemory
 from twofour.errors import BuildFailedError, MissingToolError
-
-ROOT = Path(__file__).parents[2]
-RUNTIMES = Path(os.environ.get("TWOFOUR_TRT_BINDINGS", ROOT / "build"))
 
 
 @pytest.fixture
@@ -69,9 +66,9 @@ def test_an_enqueue_that_fails_while_captured_ends_the_capture(library: ctypes.C
 
 @pytest.mark.parametrize("major", ["cuda11", "cuda12", "cuda13"])
 def test_the_functions_of_cuda_are_those_of_its_header(major: str, tmp_path: Path) -> None:
-    headers = list((RUNTIMES / major).rglob("cuda_runtime_api.h"))
+    headers = list((BINDINGS / major).rglob("cuda_runtime_api.h"))
     if not headers:
-        pytest.skip(f"{RUNTIMES / major} is not there: `make bindings` prepares it")
+        pytest.skip(f"{BINDINGS / major} is not there: `make bindings` prepares it")
     assert against_header(headers[0], tmp_path) == ""
     wrong = "int cudaGraphStart(void) { return 0; }"
     assert "cudaGraphStart" in against_header(headers[0], tmp_path, wrong)

@@ -58,43 +58,17 @@ def test_a_version_without_a_script_is_refused(version: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "from_there"),
-    [
-        (
-            "8.4",
-            (
-                *("--fp16", "--timingCacheFile=timing.cache", "--verbose"),
-                *("--iterations=20", *STEADY),
-                *("--profilingVerbosity=detailed", "--exportLayerInfo=sparse.layers.json"),
-            ),
-        ),
-        (
-            "10.3",
-            (
-                *("--stronglyTyped", "--timingCacheFile=timing.cache", "--verbose"),
-                *("--iterations=20", *STEADY),
-                *("--profilingVerbosity=detailed", "--exportLayerInfo=sparse.layers.json"),
-            ),
-        ),
-        (
-            "11",
-            (
-                *("--timingCacheFile=timing.cache", "--verbose", "--iterations=20"),
-                *("--profilingVerbosity=detailed", "--exportLayerInfo=sparse.layers.json"),
-            ),
-        ),
-    ],
+    ("version", "types", "steady"),
+    [("8.4", ("--fp16",), STEADY), ("10.3", ("--stronglyTyped",), STEADY), ("11", (), ())],
 )
 def test_each_release_gets_exactly_the_flags_it_takes(
-    version: str, from_there: tuple[str, ...]
+    version: str, types: tuple[str, ...], steady: tuple[str, ...]
 ) -> None:
     assert sparse_arguments(version) == (
-        "--onnx=sparse.onnx",
-        "--saveEngine=sparse.plan",
-        "--sparsity=enable",
-        *from_there,
-        "--dumpProfile",
-        "--exportProfile=sparse.profile.json",
+        *("--onnx=sparse.onnx", "--saveEngine=sparse.plan", "--sparsity=enable", *types),
+        *("--timingCacheFile=timing.cache", "--verbose", "--iterations=20", *steady),
+        *("--profilingVerbosity=detailed", "--exportLayerInfo=sparse.layers.json"),
+        *("--dumpProfile", "--exportProfile=sparse.profile.json"),
     )
 
 

@@ -21,25 +21,10 @@ from twofour.engines.protocol import ProgressCallback, no_progress
 from twofour.engines.tensorrt.engine import TensorRtEngine
 from twofour.engines.tensorrt.plan import GRAPH
 from twofour.errors import BadInputError, BuildFailedError
-from twofour.jobs import run_all, run_build
+from twofour.jobs import run_build
 from twofour.records.export import VariantBuild
 from twofour.records.options import AllowedType, RunOptions
 from twofour.workers.host import EngineHost, EngineWorker
-
-MODULE = """
-import torch
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc = torch.nn.Linear(16, 64)
-
-    def forward(self, x):
-        return self.fc(x)
-
-def make():
-    return Net(), (torch.randn(2, 16),)
-"""
 
 
 class HostHere(EngineHost):
@@ -192,18 +177,3 @@ def test_a_build_beside_its_dense_model_has_the_dense_engine_for_a_baseline(
     assert built.times.baseline == "dense@tensorrt:gpu"
     (weight,) = onnx.load(folder / "dense.onnx").graph.initializer
     assert onnx.numpy_helper.to_array(weight).max() == 2
-
-
-@pytest.mark.parametrize(("asked", "written"), [(None, 17), (18, 18)])
-@pytest.mark.usefixtures("fake")
-def test_a_torch_model_is_exported_in_what_86_reads_unless_asked_otherwise(
-    asked: int | None, written: int, tmp_path: Path
-) -> None:
-    source = tmp_path / "model.py"
-    source.write_text(MODULE)
-    options = RunOptions(engine="tensorrt", opset=asked)
-    result = run_all(f"{source}:make", tmp_path / "run", options)
-    imports = onnx.load(tmp_path / "run" / "sparse.onnx").opset_import
-    assert [o.version for o in imports if not o.domain] == [written]
-    warned = any("export the torch model with --opset 17" in note for note in result.build.notes)
-    assert warned is (written > 17)
