@@ -14,10 +14,7 @@ from support.calibrated_layers import layout_of, window_of
 from torch import nn
 
 from twofour.pruning.matrices import (
-    Layout,
     SampleRange,
-    Window,
-    outputs_to_see,
     sampled,
     window_rows,
 )
@@ -28,17 +25,6 @@ CONVOLUTIONS = [
     (nn.ConvTranspose1d(6, 4, 3, stride=2, padding=1, output_padding=1), (2, 6, 5)),
     (nn.ConvTranspose2d(8, 6, (3, 2), stride=(2, 1), dilation=2, groups=2), (2, 8, 4, 5)),
 ]
-
-_CONVOLUTION = Layout(shape=(8, 4, 3, 3), axis=1, m=4, convolution=True)
-_SAME = Window(kernel=(3, 3), stride=(1, 1), dilation=(1, 1), padding=((1, 1), (1, 1)))
-
-
-def _looked_at(x: np.ndarray, first: int, in_all: int) -> np.ndarray:
-    """Rows of the outputs looked at, (n, inputs)."""
-    share = SampleRange(first=first, samples=len(x), in_all=in_all)
-    places = outputs_to_see(_CONVOLUTION, _SAME, x.shape, share)
-    rows: np.ndarray = window_rows(x, _CONVOLUTION, _SAME, places)[0]
-    return rows
 
 
 @pytest.mark.parametrize("of", [slice(None), slice(9, None, 10), slice(0, None, 4)])
@@ -70,17 +56,6 @@ def test_places_of_a_sample_are_different_ones_and_spread(
         eighths = [np.bincount(row * 8 // count, minlength=8) for row in places]
         # 7 is the most over every count, every number of places and every start of these ranges
         assert np.abs(np.array(eighths) - most / 8).max() <= 7
-
-
-@pytest.mark.parametrize("split", [(64,), (1,) * 64, (7, 30, 27)])
-def test_outputs_looked_at_do_not_hang_on_how_samples_are_batched(split: tuple[int, ...]) -> None:
-    x = np.random.default_rng(0).normal(size=(64, 4, 16, 16)).astype(np.float32)
-    firsts = np.cumsum([0, *split])
-    parts = [
-        _looked_at(x[first : first + size], int(first), 64)
-        for first, size in zip(firsts[:-1], split, strict=True)
-    ]
-    assert np.array_equal(np.concatenate(parts), _looked_at(x, 0, 64))
 
 
 def test_rows_of_a_tensor_that_cuts_samples_up_are_numbered_over_all_batches() -> None:

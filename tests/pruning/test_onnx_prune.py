@@ -15,27 +15,14 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 from support import onnx_models as om
+from support.arrays import TWO_FOUR, sorted_prune
 
 from twofour.errors import BadInputError
 from twofour.graph.files import read_tensor
 from twofour.graph.opened import open_onnx
 from twofour.graph.weights import find_weights
 from twofour.pruning.onnx import copy_onnx, prune_onnx
-from twofour.records.weights import Pattern, PrunedWeight, PruneResult, ReasonCode, Selection
-
-TWO_FOUR = Pattern(2, 4)
-
-
-def oracle(values: om.Array, axis: int, n: int = 2, m: int = 4) -> om.Array:
-    """Magnitude N:M by sorting each group: slow, and nothing like the code under test."""
-    result: om.Array = values.copy()
-    for line in np.ndindex(*np.delete(values.shape, axis)):
-        index = [*line[:axis], slice(None), *line[axis:]]
-        row = result[tuple(index)]
-        for start in range(0, len(row), m):
-            group = np.abs(row[start : start + m].astype(np.float64))
-            row[start + np.argsort(-group, kind="stable")[n:]] = 0
-    return result
+from twofour.records.weights import PrunedWeight, PruneResult, ReasonCode, Selection
 
 
 def stored(model: onnx.ModelProto, name: str = "w") -> om.Array:
@@ -89,7 +76,7 @@ def test_a_weight_is_pruned_by_magnitude_along_its_reduction_axis(
     after, result = prune(model, tmp_path)
     (row,) = result.weights
     assert (row.pruned, row.weight.weight, row.weight.axis) == (True, "w", axis)
-    expected = oracle(before, axis)
+    expected = sorted_prune(before, axis, TWO_FOUR)
     np.testing.assert_array_equal(stored(after), expected)
     assert row.zeros == expected.size // 2
     kept = np.abs(expected.astype(np.float64)).sum() / np.abs(before.astype(np.float64)).sum()
@@ -127,7 +114,7 @@ def test_a_constant_node_is_pruned_in_its_attribute(tmp_path: Path) -> None:
     after, result = prune(om.before_matmul([constant], {}, 64), tmp_path)
     assert result.weights[0].weight.weight == "v"
     values = onnx.numpy_helper.to_array(after.graph.node[0].attribute[0].t)
-    np.testing.assert_array_equal(values, oracle(dense, 0))
+    np.testing.assert_array_equal(values, sorted_prune(dense, 0, TWO_FOUR))
 
 
 @pytest.mark.parametrize("external", [True, False])
@@ -145,22 +132,16 @@ def test_pruning_a_pruned_file_changes_no_byte_of_it(tmp_path: Path, external: b
         assert (once.parent / name).read_bytes() == (twice.parent / name).read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("kind", "dtype"),
-    [
-        (TensorProto.FLOAT, np.float32),
-        (TensorProto.FLOAT16, np.float16),
-        (TensorProto.BFLOAT16, BF16),
-    ],
-)
-def test_values_kept_in_typed_fields_are_pruned_too(tmp_path: Path, kind: int, dtype: Any) -> None:
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, BF16])
+def test_values_kept_in_typed_fields_are_pruned_too(tmp_path: Path, dtype: Any) -> None:
     dense = om.weights(64, 16, dtype=dtype)
     model = om.matmul(dense)
+    kind = model.graph.initializer[0].data_type
     typed = helper.make_tensor("w", kind, dense.shape, dense.astype(np.float32).reshape(-1))
     assert not typed.HasField("raw_data")
     model.graph.initializer[0].CopyFrom(typed)
     after, _ = prune(model, tmp_path)
-    np.testing.assert_array_equal(stored(after), oracle(dense, 0))
+    np.testing.assert_array_equal(stored(after), sorted_prune(dense, 0, TWO_FOUR))
 
 
 # --- shared weights -------------------------------------------------------------------------------
@@ -174,7 +155,7 @@ def shared(second: onnx.NodeProto) -> onnx.ModelProto:
 def test_an_array_used_twice_along_one_axis_is_pruned_once(tmp_path: Path) -> None:
     model = shared(helper.make_node("Gemm", ["h", "w"], ["y"], name="second", transB=1))
     after, result = prune(model, tmp_path)
-    np.testing.assert_array_equal(stored(after), oracle(stored(model), 1))
+    np.testing.assert_array_equal(stored(after), sorted_prune(stored(model), 1, TWO_FOUR))
     first, second = result.weights
     assert (first.weight.tied_to, second.weight.tied_to) == (("second",), ("first",))
     assert first.kept_magnitude == second.kept_magnitude
@@ -202,7 +183,7 @@ def test_a_weight_that_something_else_reads_is_left_dense_unless_it_is_asked_for
     assert "(--include fc)" in row.reasons[0].message
     np.testing.assert_array_equal(stored(after), arrays["w"])
     after, result = prune(model, tmp_path, Selection(include=("fc",)))
-    np.testing.assert_array_equal(stored(after), oracle(arrays["w"], 1))
+    np.testing.assert_array_equal(stored(after), sorted_prune(arrays["w"], 1, TWO_FOUR))
     assert reason_codes(result.weights[0]) == [ReasonCode.SHARED_WEIGHT]
 
 
@@ -267,7 +248,9 @@ def test_opsets_metadata_functions_and_subgraphs_come_out_byte_for_byte(tmp_path
     branches = {a.name: a.g for a in after.graph.node[0].attribute}
     inner = branches["then_branch"].initializer[0]
     dense = om.weights(128, 8)
-    np.testing.assert_array_equal(onnx.numpy_helper.to_array(inner), oracle(dense, 0))
+    np.testing.assert_array_equal(
+        onnx.numpy_helper.to_array(inner), sorted_prune(dense, 0, TWO_FOUR)
+    )
     assert [(row.weight.layer, row.pruned) for row in result.weights] == [
         ("if.then_branch/fc", True)
     ]
@@ -300,7 +283,9 @@ def test_external_data_stays_external_and_the_source_stays_as_it_is(
     assert listing(target.parent) == ["sparse.onnx", "sparse.onnx.data"]
     after = onnx.load(target)
     for name in ("conv.weight", "fc.weight"):
-        np.testing.assert_array_equal(stored(after, name), oracle(stored(model, name), 1))
+        np.testing.assert_array_equal(
+            stored(after, name), sorted_prune(stored(model, name), 1, TWO_FOUR)
+        )
     np.testing.assert_array_equal(stored(after, "fc.bias"), stored(model, "fc.bias"))
     data = (target.parent / "sparse.onnx.data").read_bytes()
     assert len(data) == len(before[1])
@@ -320,7 +305,9 @@ def test_several_data_files_stay_several(tmp_path: Path) -> None:
     after, _ = prune(model, tmp_path)
     written = {path.name for path in tmp_path.glob("sparse*")}
     assert written == {"sparse.onnx", *(f"sparse.onnx.{k}.data" for k in range(3))}
-    np.testing.assert_array_equal(stored(after, "fc.weight"), oracle(expected["fc.weight"], 1))
+    np.testing.assert_array_equal(
+        stored(after, "fc.weight"), sorted_prune(expected["fc.weight"], 1, TWO_FOUR)
+    )
     np.testing.assert_array_equal(stored(after, "fc.bias"), expected["fc.bias"])
 
 

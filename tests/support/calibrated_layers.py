@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.matrices import Layout, Window, matrix_rows, window_rows
+from twofour.pruning.statistics import InputSums
+from twofour.records.weights import Pattern
 
 Index = tuple[int, ...]
 
@@ -99,6 +102,26 @@ def _module(module: Any, shape: tuple[int, ...], m: int, seed: int) -> Calibrate
         units=tuple(units),
         rows=window_rows(x.numpy(), layout, window),
     )
+
+
+def problem_of(
+    layer: CalibratedLayer, pattern: Pattern, factors: NDArray[np.float64], **changes: Any
+) -> LayerProblem:
+    """The layer with a bias, pruned by all of its rows; `factors` are those of the rows."""
+    sums = InputSums()
+    half = layer.rows.shape[1] // 2
+    for some in (slice(0, half), slice(half, None)):
+        sums.add(layer.rows[:, some], factors[some])
+    statistics = sums.statistics()
+    assert statistics is not None
+    problem = LayerProblem(
+        stored=layer.weight,
+        layout=layer.layout,
+        pattern=pattern,
+        statistics=statistics,
+        has_bias=True,
+    )
+    return replace(problem, **changes)
 
 
 def _inputs(generator: np.random.Generator, *shape: int) -> NDArray[np.float64]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import tracemalloc
 from typing import Any
 
@@ -21,6 +20,7 @@ from support.arrays import (
     WIDE_FLOATS,
     any_layout,
     patterns,
+    sorted_prune,
 )
 
 from twofour.errors import BadInputError
@@ -32,22 +32,6 @@ from twofour.records.weights import Pattern
 def as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
     flat: NDArray[np.uint8] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return flat
-
-
-def sorted_prune(array: NDArray[Any], axis: int, pattern: Pattern) -> NDArray[Any]:
-    """The rule by a stable sort of each group, one group after the other."""
-    result: NDArray[Any] = array.copy()
-    lines = np.moveaxis(result, axis, -1)
-    for corner in itertools.product(*map(range, lines.shape[:-1])):
-        for start in range(0, lines.shape[-1], pattern.m):
-            group = lines[corner][start : start + pattern.m]
-            whole = array.dtype.kind in "iu"
-            exact = [abs(v) for v in (group if whole else group.astype(np.float64)).tolist()]
-            order = sorted(range(len(exact)), key=lambda i: (-exact[i], i))
-            for i in range(len(exact)):
-                if i in order[pattern.n :] or exact[i] == 0:
-                    group[i] = 0
-    return result
 
 
 @st.composite
