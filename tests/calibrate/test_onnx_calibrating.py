@@ -64,18 +64,14 @@ class Here(EngineHost):
         return found
 
 
-def data_of(padding: om.Array | None = None, step: int = 8, **arrays: om.Array) -> CalibrationData:
-    """The arrays in batches of `step`."""
+def data_of(**arrays: om.Array) -> CalibrationData:
+    """The arrays in batches of 8."""
     count = len(next(iter(arrays.values())))
 
     def batches() -> Iterator[Batch]:
-        for start in range(0, count, step):
-            part = {name: array[start : start + step] for name, array in arrays.items()}
-            yield Batch(
-                arrays=part,
-                samples=len(next(iter(part.values()))),
-                padding=None if padding is None else padding[start : start + step],
-            )
+        for start in range(0, count, 8):
+            part = {name: array[start : start + 8] for name, array in arrays.items()}
+            yield Batch(arrays=part, samples=len(next(iter(part.values()))))
 
     return CalibrationData(source="here", samples=count, notes=(), batches=batches)
 
@@ -535,20 +531,6 @@ def test_a_weight_in_a_branch_is_pruned_by_magnitude_and_says_so(tmp_path: Path)
     found = {row.weight.weight: (row.method, row.note) for row in result.weights}
     said = "it is in a subgraph, whose inputs cannot be read: pruned by magnitude"
     assert found == {"w": ("admm", None), "v": ("magnitude", said), "u": ("magnitude", said)}
-
-
-def test_padding_is_left_out(tmp_path: Path) -> None:
-    model = one_layer("MatMul", W(10, 6), (0, 3, 10))
-    generator = np.random.default_rng(1)
-    x = generator.normal(0.5, size=(SAMPLES, 5, 10)).astype(np.float32)
-    model.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "positions"
-    padding = generator.random((SAMPLES, 5)) < 0.4
-    (tmp_path / "a").mkdir()
-    with_it, _ = pruned(model, tmp_path / "a", data_of(padding=padding, x=x))
-    x[padding] = 1000 * generator.normal(size=10)
-    (tmp_path / "b").mkdir()
-    again, _ = pruned(model, tmp_path / "b", data_of(padding=padding, x=x))
-    assert np.array_equal(stored(with_it), stored(again))
 
 
 def test_a_layer_that_no_input_reaches_is_pruned_by_magnitude(tmp_path: Path) -> None:

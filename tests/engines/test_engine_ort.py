@@ -19,8 +19,8 @@ X = np.linspace(-1, 1, 32, dtype=np.float32).reshape(2, 16)
 
 
 def save(path: Path, kind: npt.DTypeLike) -> Path:
-    ends = ["batch", 16], ["batch", 16]
-    return om.one_layer(path, "MatMul", WEIGHT.astype(kind), ends)
+    end = ("batch", 16)
+    return om.one_layer(path, "MatMul", WEIGHT.astype(kind), (end, end))
 
 
 def write(path: Path, node: onnx.NodeProto, input_type: int, output_type: int) -> Path:

@@ -20,7 +20,11 @@ from torch import Tensor, nn
 from twofour.export import ir_models
 from twofour.export.agreement import agreement
 from twofour.export.calls import bind, input_arrays, reference_outputs
+from twofour.export.passes import GraphExport
+from twofour.export.tracing import trace, write_graph
 from twofour.graph.opened import widen
+from twofour.graph.stored import read_stores
+from twofour.pipeline.torch.weight_files import save_tensors
 from twofour.records.options import ExportOptions, Precision
 
 ELEMENT_TYPES = {
@@ -131,3 +135,26 @@ def test_a_static_batch_keeps_its_number(tmp_path: Path) -> None:
     shape = model.graph.input[0].type.tensor_type.shape
     assert [d.dim_value for d in shape.dim] == [1, 8]
     assert [o.version for o in model.opset_import if o.domain == ""] == [18]
+
+
+def test_one_trace_gives_the_file_of_other_weights_that_a_trace_of_its_own_would(
+    tmp_path: Path,
+) -> None:
+    torch.manual_seed(0)
+    conv, x = nn.Conv2d(3, 4, 1), torch.randn(2, 3, 5, 5)
+    module = nn.Sequential(conv, nn.BatchNorm2d(4)).eval()
+    options = ExportOptions(precision=Precision.FLOAT16)
+    traced, dense, pruned = (tmp_path / n for n in ("graph.onnx", "dense.st", "pruned.st"))
+    graph = trace(module, bind(module, (x,), {}), options)
+    save_tensors(module.state_dict(), dense)
+    write_graph(graph, read_stores([dense]), traced)
+    with torch.no_grad():
+        conv.weight[:, :2] = 0
+    save_tensors(module.state_dict(), pruned)
+    proto = onnx.load(traced, load_external_data=False)
+    export = GraphExport(proto, options)
+    export.write(read_stores([dense]), tmp_path / "dense.onnx")
+    export.write(read_stores([pruned]), tmp_path / "again.onnx")
+    export_onnx(module, (x,), {}, tmp_path / "alone.onnx", options)
+    again, alone = (onnx.load(tmp_path / f"{name}.onnx") for name in ("again", "alone"))
+    assert again == alone

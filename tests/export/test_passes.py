@@ -156,6 +156,8 @@ def test_a_pass_keeps_what_it_promises(case: Case, traced: Traces) -> None:
         assert {key.removesuffix("_float16") for key in weights(model)} == named.keys()
     assert sparse(model) == held
     assert held > 0
+    if case.run is make_zeros_positive:
+        assert not any(np.signbit(array[array == 0]).any() for array in weights(model).values())
     for found, wanted in zip(given_by(model, start.inputs), expected, strict=True):
         assert found.dtype == wanted.dtype
         assert np.abs(found - wanted).max() <= case.error * np.abs(wanted).max()

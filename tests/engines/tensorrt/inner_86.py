@@ -163,17 +163,3 @@ def test_a_build_of_an_opset_that_86_does_not_read_is_noted(
     modes = ("tensorrt:gpu-sparsity-off", "tensorrt:gpu")
     assert built.times.options.engines == modes, "compare runs both again"
     assert any("export the torch model with --opset 17" in note for note in built.notes) is told
-
-
-@pytest.mark.usefixtures("fake")
-def test_a_build_beside_its_dense_model_has_the_dense_engine_for_a_baseline(
-    tmp_path: Path,
-) -> None:
-    for name, factor in (("model", 1), ("before", 2)):
-        onnx.save(model(factor * np.ones((16, 16), np.float32)), tmp_path / f"{name}.onnx")
-    options = RunOptions(engine="tensorrt", dense_reference=str(tmp_path / "before.onnx"))
-    folder, built = run_build(tmp_path / "model.onnx", tmp_path / "run", options)
-    assert [variant.onnx for variant in built.variants] == ["dense.onnx", "sparse.onnx"]
-    assert built.times.baseline == "dense@tensorrt:gpu"
-    (weight,) = onnx.load(folder / "dense.onnx").graph.initializer
-    assert onnx.numpy_helper.to_array(weight).max() == 2
