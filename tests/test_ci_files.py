@@ -107,17 +107,9 @@ def test_the_guide_shows_both_with_names_that_they_have() -> None:
 
 
 def test_every_broken_file_of_several_is_named(files: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "twofour",
-        "validate",
-        "dense.onnx",
-        "sparse.onnx",
-        "mixed.onnx",
-    ]
+    names = ("dense.onnx", "sparse.onnx", "mixed.onnx")
     ended = subprocess.run(
-        [*command, "--quiet", "--pattern", "2:4"],
+        [sys.executable, "-m", "twofour", "validate", *names, "--quiet", "--pattern", "2:4"],
         check=False, cwd=files, capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
     )  # fmt: skip

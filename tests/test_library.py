@@ -139,18 +139,14 @@ def test_a_metric_in_memory_is_measured_for_every_set_as_one_of_a_file_is(tmp_pa
     assert list((tmp_path / "held").rglob(".mixed-*")) == []
 
 
-def test_a_metric_in_memory_that_fails_is_named(tmp_path: Path) -> None:
-    model = save_mlp(tmp_path / "mlp.onnx")
-    with pytest.raises(twofour.BadInputError, match=r"broken raised .*no such data"):
-        twofour.sensitivity(model, out=tmp_path / "r", metric=broken)
-
-
-def test_batches_in_memory_that_do_not_fit_are_named(tmp_path: Path) -> None:
+def test_a_metric_that_fails_and_batches_that_do_not_fit_are_named(tmp_path: Path) -> None:
     model = save_mlp(tmp_path / "mlp.onnx")
     wrong: list[tuple[Any, str]] = [(3, "batches"), ([np.ones((4, 9))], "batches: batch 0")]
     for data, message in wrong:
         with pytest.raises(twofour.BadInputError, match=message):
             twofour.run(model, out=tmp_path / "r", calibrate=data)
+    with pytest.raises(twofour.BadInputError, match=r"broken raised .*no such data"):
+        twofour.sensitivity(model, out=tmp_path / "r", metric=broken)
 
 
 def test_a_function_that_gives_batches_is_called_and_text_is_a_file(tmp_path: Path) -> None:

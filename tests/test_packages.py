@@ -113,32 +113,26 @@ def test_with_the_packages_of_a_tensorrt_machine_alone_a_missing_engine_is_named
     assert "onnxruntime cannot run here: " in done.stderr
 
 
-def test_the_whole_chain_runs_on_an_onnx_file_without_torch(model: Path, tmp_path: Path) -> None:
-    command = ["prune-export-build", str(model), "--out", "r"]
-    done, codes = _run(tmp_path, _TORCH, command, [*command, "--precision", "float32"])
-    assert codes == ["3", "0"], done.stderr  # float16 takes onnx_ir
-    assert "pip install onnx-ir" in done.stderr
-    weights = {
-        t.name: numpy_helper.to_array(t)
-        for t in onnx.load(tmp_path / "r" / "sparse.onnx").graph.initializer
-    }
-    assert float(np.mean(weights["w"] == 0)) == 0.5
-
-
-def test_an_onnx_file_is_pruned_with_calibration_data_without_torch(
+def test_an_onnx_file_is_pruned_with_data_and_goes_through_the_whole_chain_without_torch(
     model: Path, tmp_path: Path
 ) -> None:
     x = np.random.default_rng(0).normal(0.5, size=(24, 8, 6, 6)).astype(np.float32)
     np.savez(tmp_path / "x.npz", x=x)
-    data = ["--calibrate", "x.npz", "--method", "admm", "--out", "r", "--json"]
-    done, codes = _run(tmp_path, _TORCH, ["prune", str(model), *data])
-    assert codes == ["0"], done.stderr
-    record = json.loads(done.stdout)
+    chain = ["prune-export-build", str(model), "--out", "r"]
+    data = ["--calibrate", "x.npz", "--method", "admm", "--out", "p"]
+    commands = chain, [*chain, "--precision", "float32"], ["prune", str(model), *data]
+    done, codes = _run(tmp_path, _TORCH, *commands)
+    assert codes == ["3", "0", "0"], done.stderr  # float16 takes onnx_ir
+    assert "pip install onnx-ir" in done.stderr
+    graph = onnx.load(tmp_path / "r" / "sparse.onnx").graph
+    (weight,) = (numpy_helper.to_array(t) for t in graph.initializer if t.name == "w")
+    assert float(np.mean(weight == 0)) == 0.5
+    record = json.loads((tmp_path / "p" / "prune.json").read_text())
     (row,) = record["weights"]
     assert (row["method"], row["pruned"]) == ("admm", True)
     assert 0 < row["output_error"]["calibration"] < 0.15
     assert record["calibration"]["samples"] == 24
-    assert not (tmp_path / "r" / "stages" / "calibration").exists()
+    assert not (tmp_path / "p" / "stages" / "calibration").exists()
 
 
 def test_commands_that_need_torch_say_what_to_install(tmp_path: Path) -> None:

@@ -51,13 +51,17 @@ def text() -> dict[str, Tensor]:
     return {"input_ids": torch.randint(0, 1000, (1, 16))}
 
 
+def made(model: str, config: str, **sizes: Any) -> nn.Module:
+    """A model of transformers by the names of its classes."""
+    built: nn.Module = getattr(transformers, model)(getattr(transformers, config)(**sizes))
+    return built
+
+
 def resnet() -> nn.Module:
-    config = transformers.ResNetConfig(num_labels=1000, depths=[1, 1, 1, 1])
-    return set_batch_norms(transformers.ResNetForImageClassification(config))
-
-
-def set_batch_norms(model: nn.Module) -> nn.Module:
-    """Statistics as after training: scales of both signs, which folding multiplies zeros by."""
+    """Batch norms with statistics as after training: folding multiplies zeros by both signs."""
+    model = made(
+        "ResNetForImageClassification", "ResNetConfig", num_labels=1000, depths=[1, 1, 1, 1]
+    )
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.normal_(module.weight, mean=0.5, std=0.5)
@@ -69,42 +73,31 @@ def set_batch_norms(model: nn.Module) -> nn.Module:
 
 
 def convnext() -> nn.Module:
-    config = transformers.ConvNextConfig(num_labels=1000, depths=[1, 1, 1, 1])
-    model: nn.Module = transformers.ConvNextForImageClassification(config)
-    return model
+    sizes = {"num_labels": 1000, "depths": [1, 1, 1, 1]}
+    return made("ConvNextForImageClassification", "ConvNextConfig", **sizes)
 
 
 def vit() -> nn.Module:
-    model: nn.Module = transformers.ViTForImageClassification(
-        transformers.ViTConfig(num_labels=1000, num_hidden_layers=2)
-    )
-    return model
+    sizes = {"num_labels": 1000, "num_hidden_layers": 2}
+    return made("ViTForImageClassification", "ViTConfig", **sizes)
 
 
 def bert() -> nn.Module:
-    model: nn.Module = transformers.BertModel(transformers.BertConfig(num_hidden_layers=2))
-    return model
+    return made("BertModel", "BertConfig", num_hidden_layers=2)
 
 
 def gpt2() -> nn.Module:
-    config = transformers.GPT2Config(use_cache=False, n_layer=2, vocab_size=1000)
-    model: nn.Module = transformers.GPT2LMHeadModel(config)
-    return model
+    sizes = {"use_cache": False, "n_layer": 2, "vocab_size": 1000}
+    return made("GPT2LMHeadModel", "GPT2Config", **sizes)
 
 
 def llama() -> nn.Module:
     """Llama 2 7B's proportions and its own attention, at a quarter of the width."""
-    config = transformers.LlamaConfig(
-        hidden_size=1024,
-        intermediate_size=2752,
-        num_hidden_layers=2,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-        vocab_size=1000,
-        use_cache=False,
+    sizes = {"hidden_size": 1024, "intermediate_size": 2752, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 2}
+    return made(
+        "LlamaForCausalLM", "LlamaConfig", **sizes, **heads, vocab_size=1000, use_cache=False
     )
-    model: nn.Module = transformers.LlamaForCausalLM(config)
-    return model
 
 
 MORE = ("convnext", "vit", "bert", "gpt2", "llama")
@@ -131,10 +124,6 @@ class Done:
     pruned: PruneResult
     path: Path
     layers: LayerMap
-
-    def parameter_of(self) -> dict[str, str]:
-        """Initializer -> state_dict key."""
-        return {row.initializer: row.parameter for row in self.layers.layers}
 
 
 @pytest.fixture(
@@ -217,10 +206,9 @@ def test_every_weight_of_the_file_is_named_after_its_module(done: Done) -> None:
 
 def test_the_file_still_holds_the_pattern_zero_for_zero(done: Done) -> None:
     state = dict(done.module.named_parameters(remove_duplicate=False))
-    parameter_of = done.parameter_of()
-    required = {
-        name for name, key in parameter_of.items() if key.rpartition(".")[0] in pruned_of(done)
-    }
+    parameter_of = {row.initializer: row.parameter for row in done.layers.layers}
+    pruned = {row.weight.layer for row in done.pruned.weights if row.pruned}
+    required = {name for name, key in parameter_of.items() if key.rpartition(".")[0] in pruned}
     validation = validate_onnx(open_onnx(done.path), TWO_FOUR, required=required)
     assert validation.broken == ()
     checked = {row.weight for row in validation.checks if row.required and not row.violations}
@@ -234,10 +222,6 @@ def test_the_file_still_holds_the_pattern_zero_for_zero(done: Done) -> None:
             if weight.op == "MatMul" and "Transpose" not in weight.trace:
                 ours = ours.T
             np.testing.assert_array_equal(stored, ours, err_msg=weight.layer)
-
-
-def pruned_of(done: Done) -> set[str]:
-    return {row.weight.layer for row in done.pruned.weights if row.pruned}
 
 
 def test_the_file_computes_what_the_module_computes(done: Done) -> None:

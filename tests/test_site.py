@@ -77,14 +77,11 @@ def test_a_page_takes_nothing_from_the_network_and_names_no_path_of_the_machine(
     ]
 
 
-def test_a_page_leaves_out_times_that_other_processes_disturbed() -> None:
+def test_a_page_and_a_frame_leave_out_times_that_other_processes_disturbed() -> None:
     rest = "Checked sparse.onnx as saved\n"
     busy = f"engine\n{MACHINE_TOO_BUSY} a and b\nWARNING\n\nTimes, batch 1\na 1.0\n\n{rest}"
     assert calmed(busy) == f"engine\n\n{rest}"
     assert calmed(rest) == rest
-
-
-def test_a_frame_leaves_out_times_that_other_processes_disturbed() -> None:
     times = f'<section class="latency"><p>{MACHINE_TOO_BUSY}</p>\n</section>'
     assert calmed_page(f"<p>a</p>{times}<p>b</p>") == "<p>a</p><p>b</p>"
     quiet = '<section class="latency"><p>no difference</p></section>'

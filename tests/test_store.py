@@ -1,7 +1,6 @@
 """Records on disk: whole or not there, and read back as they were."""
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -101,25 +100,15 @@ def test_a_full_disk_is_a_clear_error_and_leaves_nothing(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_read_only_folder_is_a_clear_error(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(BadInputError, match="Permission denied"):
-        write_record(tmp_path / "run.json", MANIFEST)
-
-
 def test_a_record_of_a_later_version_is_refused(tmp_path: Path) -> None:
     write_record(tmp_path / "run.json", replace(MANIFEST, schema_version=2))
     with pytest.raises(BadInputError, match="RunManifest has version 2"):
         read_record(RunManifest, tmp_path / "run.json")
 
 
-def test_a_missing_record_is_a_clear_error(tmp_path: Path) -> None:
+def test_a_missing_and_a_damaged_record_are_clear_errors(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match=r"run\.json: No such"):
         read_record(RunManifest, tmp_path / "run.json")
-
-
-def test_a_damaged_record_has_the_hint_what_mends_it(tmp_path: Path) -> None:
     (tmp_path / "prune.json").write_text('{"pattern":')
     with pytest.raises(BadInputError, match=r"prune\.json: not a PruneResult") as caught:
         read_record(PruneResult, tmp_path / "prune.json")

@@ -143,19 +143,11 @@ def test_an_installed_wheel_reads_logs_and_forecasts(installed: Installed, tmp_p
     assert "<html" in installed.output(tmp_path, "twofour", *forecast)
 
 
-@pytest.mark.parametrize("model", ["module", "ONNX file"])
 def test_an_installed_wheel_without_extras_does_the_main_job(
-    model: str, installed: Installed, tmp_path: Path
+    installed: Installed, tmp_path: Path
 ) -> None:
-    argument = "model.py:make"
-    if model == "module":
-        (tmp_path / "model.py").write_text(MODULE)
-    else:
-        argument = "m.onnx"
-        om.one_layer(
-            tmp_path / argument, "Gemm", om.weights(64, 64), (("batch", 64), ("batch", 64))
-        )
-    installed.output(tmp_path, "twofour", "prune-export-build", argument, "--out", "run")
+    (tmp_path / "model.py").write_text(MODULE)
+    installed.output(tmp_path, "twofour", "prune-export-build", "model.py:make", "--out", "run")
     graph = onnx.load(tmp_path / "run" / "sparse.onnx").graph
     (weight,) = (w for w in map(numpy_helper.to_array, graph.initializer) if w.size == 64 * 64)
     assert np.count_nonzero(weight) == weight.size // 2

@@ -54,15 +54,6 @@ def stand_in_pack(folder: Path) -> Path:
     return parts
 
 
-def only(folder: Path, *programs: str) -> str:
-    """A PATH with these programs and no others."""
-    folder.mkdir()
-    for name in programs:
-        place = sys.executable if name == "python3" else shutil.which(name)
-        (folder / name).symlink_to(str(place))
-    return str(folder)
-
-
 # --- what travels ---------------------------------------------------------------------------------
 
 

@@ -17,12 +17,12 @@ from typing import Any
 
 import engine_evidence
 import engines
-import onnx
 import pytest
 import torch
 from engine_matrix.plan import Case
 from engine_matrix.sweep import Chain, write_sweep
-from onnx import TensorProto, helper
+from onnx import helper
+from support import onnx_models as om
 from support.join_cases import DENSE, SPARSE, build, chain, chosen, eligible, tuned
 from support.report_cases import check, conv, report
 
@@ -122,7 +122,9 @@ def test_the_networks_are_made_built_and_packed_and_a_run_goes_on_where_it_was_s
     for case in both:
         (nets / case.folder).mkdir(parents=True)
     write_sweep(Chain(op="Conv", channels=(8,)), nets / both[0].folder / "dense.onnx")
-    without_weights(nets / both[1].folder / "dense.onnx")
+    relu = helper.make_node("Relu", ["x"], ["y"])
+    without_weights = om.model([relu], {}, inputs={"x": ["n", 8]}, opset=17)
+    om.save(without_weights, nets / both[1].folder / "dense.onnx")
     command = ["build", str(nets), "--out", str(built), "--engine", "onnxruntime"]
     assert engines.main(command) == 1
     write_sweep(Chain(op="Gemm", channels=(8,)), nets / both[1].folder / "dense.onnx")
@@ -137,11 +139,3 @@ def test_the_networks_are_made_built_and_packed_and_a_run_goes_on_where_it_was_s
         assert (
             gzip.decompress(kept.read()) == (built / both[0].name / "eligibility.json").read_bytes()
         )
-
-
-def without_weights(path: Path) -> None:
-    tensors = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n", 8]) for n in "xy"]
-    graph = helper.make_graph(
-        [helper.make_node("Relu", ["x"], ["y"])], "g", tensors[:1], tensors[1:]
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)

@@ -8,47 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from support.matrix_problem import solve_layer
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
 import twofour
 from twofour.errors import BadInputError, PatternBrokenError
-from twofour.inputs.samples import factors_of, held_out_samples
 from twofour.pattern import check
-from twofour.pruning.layer_problem import LayerProblem
-from twofour.pruning.matrices import Layout, matrix_rows
-from twofour.pruning.methods import method_named
-from twofour.pruning.solve import SolvedLayer
-from twofour.pruning.statistics import InputSums
-from twofour.records.options import MethodOptions
-from twofour.records.weights import Pattern, PrunedWeight, PruneResult
+from twofour.records.weights import Pattern, PruneResult
 
 TWO_FOUR = Pattern(2, 4)
-
-
-def solved_plainly(
-    weight: Tensor, x: Tensor, dense: Tensor, away: Tensor | None = None
-) -> SolvedLayer:
-    """One Linear by itself; `dense` is its input in the dense model, `away` how far it is there
-    from what is added to its output here.
-    """
-    layout = Layout(shape=tuple(weight.shape), axis=1, m=4)
-    sums = InputSums(None if away is None else weight.detach().numpy()[None])
-    rows = (matrix_rows(each.numpy(), layout) for each in (x, dense))
-    added = None if away is None else away.numpy()[None]
-    sums.add(next(rows), factors_of(held_out_samples(0, len(x))), next(rows), added)
-    statistics = sums.statistics()
-    assert statistics is not None
-    problem = LayerProblem(
-        stored=weight.detach().numpy().copy(),
-        layout=layout,
-        pattern=TWO_FOUR,
-        statistics=statistics,
-        has_bias=True,
-    )
-    return solve_layer(problem, method_named("wanda"), MethodOptions(name="wanda"))
 
 
 def prune(model: nn.Module, *given: Any, **options: Any) -> PruneResult:
@@ -76,10 +45,6 @@ def batches(count: int = 4, rows: int = 10, width: int = 8) -> list[Tensor]:
     return [torch.randn(rows, width, generator=generator) for _ in range(count)]
 
 
-def rows_of(result: PruneResult) -> dict[str, PrunedWeight]:
-    return {row.weight.layer: row for row in result.weights}
-
-
 def leaves(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in model.state_dict().items()}
 
@@ -87,36 +52,6 @@ def leaves(model: nn.Module) -> dict[str, Tensor]:
 def same(one: nn.Module, other: nn.Module | dict[str, Tensor]) -> bool:
     others = other.state_dict() if isinstance(other, nn.Module) else other
     return all(torch.equal(value, others[name]) for name, value in one.state_dict().items())
-
-
-def test_every_layer_meets_what_the_pruned_ones_before_it_give() -> None:
-    model, x = stack(), torch.randn(60, 8)
-    expected, plain, dense = stack(), x, x
-    result = prune(model, calibrate=[*torch.split(x, 20)], method="wanda")
-    names = [f"{block}.{part}" for block in range(3) for part in ("up", "down")]
-    assert [row.weight.layer for row in result.weights] == [*names, "3"]
-    with torch.no_grad():
-        for block in expected:
-            inner = [block.up, block.down] if isinstance(block, Block) else [block]
-            y, goal, away = plain, dense, dense - plain
-            dense = block(dense)
-            for layer in inner:
-                assert isinstance(layer, nn.Linear)
-                is_down = layer.out_features == 8
-                solved = solved_plainly(layer.weight, y, goal, away if is_down else None)
-                goal = torch.relu(layer(goal))
-                layer.weight.copy_(torch.from_numpy(solved.weight))
-                layer.bias.add_(torch.from_numpy(solved.bias_change).float())
-                y = torch.relu(layer(y))
-            plain = block(plain)
-    for name, wanted in expected.named_parameters():
-        got = model.get_parameter(name)
-        assert torch.equal(got != 0, wanted != 0), name
-        assert torch.allclose(got, wanted, rtol=1e-3, atol=1e-5), name
-    assert torch.allclose(model(x), expected(x), rtol=1e-3, atol=1e-4)
-    error = rows_of(result)["3"].output_error
-    assert error is not None
-    assert error.held_out is not None
 
 
 class ByHand(nn.Module):
@@ -139,18 +74,10 @@ class Twice(nn.Module):
         return torch.stack([self.layer(x), self.layer(2 - x)])
 
 
-KINDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "linear": (lambda: nn.Linear(6, 5, bias=False), (3, 7, 6)),
-    "by hand": (ByHand, (3, 7, 8)),
-    "twice": (lambda: Twice(nn.Linear(8, 6, bias=False)), (3, 7, 8)),
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_error_of_a_layer_is_that_of_its_outputs(kind: str) -> None:
+@pytest.mark.parametrize("build", [ByHand, lambda: Twice(nn.Linear(8, 6, bias=False))])
+def test_the_error_of_a_layer_is_that_of_its_outputs(build: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
-    build, shape = KINDS[kind]
-    model, x = nn.Sequential(build()), torch.randn(shape)
+    model, x = nn.Sequential(build()), torch.randn(3, 7, 8)
     x = x + torch.roll(x, 1, 1) + 0.5
     with torch.no_grad():
         dense = model(x)
@@ -188,13 +115,8 @@ def test_what_was_done_stands_in_the_rows() -> None:
     )
     first, second = result.weights
     assert (first.weight.layer, first.weight.op, second.weight.op) == ("0", "Gemm", "Gemm")
-    assert (first.method, first.damping, first.refit_steps, first.bias_corrected) == (
-        "admm",
-        0.05,
-        3,
-        True,
-    )
-    assert not second.bias_corrected
+    assert (first.method, first.damping, first.refit_steps) == ("admm", 0.05, 3)
+    assert (first.bias_corrected, second.bias_corrected) == (True, False)
     for row in (first, second):
         weight = model.get_parameter(str(row.weight.weight)).detach()
         assert row.zeros == int((weight == 0).sum()) == weight.numel() // 2
@@ -409,19 +331,6 @@ def test_what_is_no_parameter_is_no_row_and_stays() -> None:
     assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
 
 
-class Exits(nn.Module):
-    """Which layer runs hangs on the data: torch traces no such module."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.early, self.late = (nn.Linear(8, 8) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        y: Tensor = (self.early if float(x[0, 0]) > 0 else self.late)(x)
-        return y
-
-
 class Roots(nn.Module):
     """Its second layer meets numbers that are none."""
 
@@ -440,23 +349,12 @@ def not_finite() -> list[Tensor]:
     return given
 
 
-class Optional(Roots):
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        y: Tensor = self.first(x if mask is None else x * mask)
-        return y
-
-
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(
     ("make", "data", "message"),
     [
-        (Exits, batches, "torch cannot export Exits to ONNX: "),
         (Counting, not_finite, "batch 2: the array for input x has 1 value not finite"),
-        (
-            Roots,
-            batches,
-            "^layer 'second': its input .* has values that are NaN or infinite on calibration",
-        ),
+        (Roots, batches, "^layer 'second': its input .* has values that are NaN or infinite"),
         (
             Counting,
             lambda: [*batches(), torch.ones(10, 7)],
@@ -466,11 +364,6 @@ class Optional(Roots):
             Counting,
             lambda: [*batches(), torch.ones(10)],
             "sample 41 has the inputs x of 1 axes, the first one x of 2 axes",
-        ),
-        (
-            Optional,
-            lambda: [{"x": torch.ones(4, 8)}, {"x": torch.ones(4, 8), "mask": torch.ones(4, 8)}],
-            "sample 5 has the inputs x of 2 axes, mask of 2 axes",
         ),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 from twofour.engines.onnxruntime.engine import OnnxRuntimeEngine
 from twofour.engines.protocol import ENGINES, Engine, EngineRow, builders, choose_engine
 from twofour.engines.tensorrt.engine import TensorRtEngine
-from twofour.engines.torch.engine import TorchEngine, TorchTensorRtEngine
+from twofour.engines.torch.engine import MODES, TorchEngine, TorchTensorRtEngine
 from twofour.errors import BadInputError, MissingToolError
 from twofour.records.export import EngineStatus
 
@@ -24,13 +24,10 @@ class Statuses:
     def __call__(self, row: EngineRow) -> EngineStatus:
         name = row.name
         self.asked.append(name)
-        return EngineStatus(
-            engine=name,
-            version="1.0",
-            can_run=name in self.runs,
-            why_not=None if name in self.runs else f"no {name} library",
-            hint=f"install {name}",
-        )
+        can_run = name in self.runs
+        why_not = None if can_run else f"no {name} library"
+        hint = f"install {name}"
+        return EngineStatus(engine=name, version="1.0", can_run=can_run, why_not=why_not, hint=hint)
 
 
 BOTH = ("tensorrt", "onnxruntime")
@@ -69,15 +66,13 @@ def test_another_word_is_bad_input() -> None:
 
 
 def test_every_engine_is_known_by_its_name_and_meets_the_protocol() -> None:
-    engines: dict[str, Engine] = {
-        "tensorrt": TensorRtEngine(),
-        "onnxruntime": OnnxRuntimeEngine(),
-        "torch": TorchEngine(),
-        "torch-tensorrt": TorchTensorRtEngine(),
+    engines: dict[str, type[Engine]] = {
+        "tensorrt": TensorRtEngine,
+        "onnxruntime": OnnxRuntimeEngine,
+        "torch": TorchEngine,
+        "torch-tensorrt": TorchTensorRtEngine,
     }
-    assert {name: type(row.engine()) for name, row in ENGINES.items()} == {
-        name: type(engine) for name, engine in engines.items()
-    }
+    assert {name: type(row.engine()) for name, row in ENGINES.items()} == engines
     assert tuple(row.name for row in builders()) == BOTH
 
 
@@ -92,27 +87,33 @@ heavy = {{"torch", "onnx", "onnxruntime", "tensorrt", "polygraphy", "pandas"}}
 print(sorted(n for n in heavy if sys.modules.get(n) is not None))
 statuses = [row.engine().status() for row in twofour.engines.protocol.ENGINES.values()]
 print([(s.engine, s.can_run, s.why_not) for s in statuses])
+torch = twofour.engines.protocol.ENGINES["torch"].engine()
+found = [torch.status(mode.name) for mode in torch.modes]
+print(len(found), {{(s.why_not.partition(":")[0], s.hint) for s in found}})
 """
 
 
-def in_new_process(*blocked: str) -> list[str]:
+@pytest.mark.parametrize(
+    ("blocked", "onnxruntime"),
+    [
+        (("torch", "tensorrt"), "('onnxruntime', True, None)"),
+        (
+            ("torch", "tensorrt", "onnx", "onnxruntime", "polygraphy"),
+            "('onnxruntime', False, 'onnxruntime cannot be imported: ",
+        ),
+    ],
+)
+def test_engines_import_nothing_heavy_and_without_packages_have_reasons_and_no_traceback(
+    blocked: tuple[str, ...], onnxruntime: str
+) -> None:
     code = BLOCKED.format(blocked=blocked)
     finished = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
     )
-    assert finished.returncode == 0, finished.stderr
-    assert finished.stderr == ""
-    return finished.stdout.splitlines()
-
-
-def test_engines_import_nothing_heavy_and_work_without_torch() -> None:
-    imported, statuses = in_new_process("torch", "tensorrt")
+    assert (finished.returncode, finished.stderr) == (0, "")
+    imported, statuses, of_torch = finished.stdout.splitlines()
     assert imported == "[]"
     assert "('tensorrt', False, 'the Python package tensorrt is not installed')" in statuses
-    assert "('onnxruntime', True, None)" in statuses
-
-
-def test_a_machine_without_any_engine_gets_reasons_and_no_traceback() -> None:
-    imported, statuses = in_new_process("torch", "tensorrt", "onnx", "onnxruntime", "polygraphy")
-    assert imported == "[]"
-    assert "('onnxruntime', False, 'onnxruntime cannot be imported: " in statuses
+    assert onnxruntime in statuses
+    said = {("torch cannot be imported", "pip install torch")}
+    assert of_torch == f"{len(MODES)} {said}"

@@ -29,14 +29,7 @@ from twofour.records.latency import Clocks
 
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc is Linux's")
 
-CPUINFO = """processor\t: 0
-model name\t: AMD EPYC 9654 96-Core Processor
-cpu MHz\t\t: 2400.000
-
-processor\t: 1
-model name\t: AMD EPYC 9654 96-Core Processor
-cpu MHz\t\t: 3600.500
-"""
+CPUINFO = "processor\t: 0\nmodel name\t: AMD EPYC 9654 96-Core Processor\ncpu MHz\t\t: 2400.000\n"
 DRIVER = r"""
 #include <stddef.h>
 #include <string.h>
@@ -109,15 +102,14 @@ def put(root: Path, path: str, text: str) -> None:
     file.write_text(text)
 
 
-def test_the_cpu_is_read_from_proc(tmp_path: Path) -> None:
+def test_the_cpu_is_read_from_proc_and_the_governors_of_its_cores_from_cpufreq(
+    tmp_path: Path,
+) -> None:
     put(tmp_path, "proc/cpuinfo", CPUINFO)
     machine = describe_machine(tmp_path)
     assert machine.cpu == "AMD EPYC 9654 96-Core Processor"
     assert machine.start.cpu_governor is None
     assert machine.end is None
-
-
-def test_the_governors_of_the_cores_are_read_from_cpufreq(tmp_path: Path) -> None:
     for core, governor in enumerate(("powersave", "performance")):
         put(tmp_path, f"sys/devices/system/cpu/cpu{core}/cpufreq/scaling_governor", f"{governor}\n")
     assert read_clocks(tmp_path).cpu_governor == "performance, powersave"
@@ -209,13 +201,10 @@ def test_a_gpu_is_described_by_its_driver(tmp_path: Path) -> None:
         memory_bytes=24 << 30,
         driver="550.54 (CUDA 12.4)",
     )
-    assert gpu_beside(tmp_path, MANAGEMENT, INIT=0, REASONS="other", MASK=0) == repr(gpu)
+    question = f"find_gpu(driver={library(tmp_path, 'cuda', DRIVER, INIT=0)!r})"
+    found = asked_beside(tmp_path, question, MANAGEMENT, INIT=0, REASONS="other", MASK=0)
+    assert found == repr(gpu)
     assert gpu.has_sparse_tensor_cores
-
-
-def gpu_beside(folder: Path, management: str, **defined: object) -> str:
-    driver = library(folder, "cuda", DRIVER, INIT=0)
-    return asked_beside(folder, f"find_gpu(driver={driver!r})", management, **defined)
 
 
 _SPIN = "import time\nend = time.monotonic() + {seconds}\nwhile time.monotonic() < end: pass"

@@ -10,7 +10,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
+from support import onnx_models as om
 
 from twofour.engines.machine import find_gpu
 from twofour.engines.onnxruntime.engine import (
@@ -51,24 +52,14 @@ X = np.linspace(-1, 1, 32, dtype=np.float32).reshape(2, 16)
 Y = np.maximum(X @ WEIGHT, 0)
 
 
-def write(
-    path: Path, nodes: list[onnx.NodeProto], constants: list[onnx.TensorProto], kind: int
-) -> Path:
-    values = [helper.make_tensor_value_info(name, kind, ["batch", 16]) for name in "xy"]
-    graph = helper.make_graph(nodes, "g", values[:1], values[1:], constants)
-    opset = helper.make_opsetid("", 17)
-    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=8), path)
-    return path
-
-
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["hidden"], name="fc"),
         helper.make_node("Relu", ["hidden"], ["y"], name="act"),
     ]
-    constants = [numpy_helper.from_array(WEIGHT, "w")]
-    return write(tmp_path / "model.onnx", nodes, constants, TensorProto.FLOAT)
+    made = om.model(nodes, {"w": WEIGHT}, inputs={"x": ["batch", 16]}, opset=17)
+    return om.save(made, tmp_path / "model.onnx")
 
 
 def opened(model: Path, mode: str = "cpu") -> OrtTimedModel:
@@ -114,22 +105,18 @@ def test_the_size_is_that_of_the_file_and_its_external_data(model: Path, tmp_pat
     assert opened(apart).size_bytes == apart.stat().st_size + (tmp_path / "w.bin").stat().st_size
 
 
-def test_a_wrong_shape_is_bad_input_before_anything_runs(model: Path) -> None:
+def test_a_wrong_shape_and_a_missing_file_are_bad_input(model: Path) -> None:
     with pytest.raises(BadInputError, match="16"):
         opened(model).prepare({"x": np.ones((2, 8), np.float32)})
-
-
-def test_a_missing_file_is_bad_input(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="no such file"):
-        opened(tmp_path / "none.onnx")
+        opened(model.with_name("none.onnx"))
 
 
 def test_a_model_that_fails_while_it_runs_fails_the_build(tmp_path: Path) -> None:
-    nodes = [helper.make_node("Reshape", ["x", "shape"], ["y"], name="three")]
-    shape = numpy_helper.from_array(np.array([3, 16]), "shape")
-    path = write(tmp_path / "model.onnx", nodes, [shape], TensorProto.FLOAT)
+    node = helper.make_node("Reshape", ["x", "shape"], ["y"], name="three")
+    made = om.model([node], {"shape": np.array([3, 16])}, inputs={"x": ["batch", 16]}, opset=17)
     with pytest.raises(BuildFailedError, match="failed while running"):
-        opened(path).prepare({"x": X})
+        opened(om.save(made, tmp_path / "model.onnx")).prepare({"x": X})
 
 
 def test_layers_have_their_mean_times_over_all_runs_but_the_first(model: Path) -> None:
@@ -169,6 +156,7 @@ def test_every_mode_has_a_status_that_was_tried(capfd: pytest.CaptureFixture[str
     can_run = [mode for mode, status in statuses.items() if status.can_run]
     assert can_run == ["cpu", "int8", "uint8"]
     assert can_run == [mode for mode, status in statuses.items() if status.why_not is None]
+    assert all(statuses[mode].version and statuses[mode].device for mode in can_run)
     assert all(status.hint for status in statuses.values() if status.why_not)
     assert capfd.readouterr() == ("", "")
 

@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import torch
 from support.export_nets import PaddedEncoder
 from support.exporting import export_onnx
+from support.ort import outputs
 from torch import Tensor, nn
 
 from twofour.export.calls import bind, input_arrays, reference_outputs
@@ -18,6 +18,7 @@ from twofour.export.sizes import (
     with_batch,
     without_ones,
 )
+from twofour.graph.opened import open_onnx
 from twofour.records.options import DynamicAxis, ExportOptions
 
 
@@ -41,18 +42,14 @@ def many_args() -> tuple[tuple[Any, ...], dict[str, Any]]:
 def test_arrays_come_in_the_order_of_the_onnx_inputs(tmp_path: Path) -> None:
     args, kwargs = many_args()
     export_onnx(Many(), args, kwargs, tmp_path / "many.onnx", ExportOptions())
-    session = onnxruntime.InferenceSession(
-        tmp_path / "many.onnx", providers=["CPUExecutionProvider"]
-    )
-    names = [i.name for i in session.get_inputs()]
+    inputs = open_onnx(tmp_path / "many.onnx").inputs
+    names = [each.name for each in inputs]
     assert names == ["x", "pair_0", "pair_1", "scale", "shift"]
-    assert [i.shape for i in session.get_inputs()] == [["batch", 4]] * 5
-    assert [o.name for o in session.get_outputs()] == ["y", "more_0", "more_1"]
-    feeds = dict(zip(names, input_arrays(bind(Many(), args, kwargs)), strict=True))
-    outputs = session.run(None, feeds)
-    for ours, theirs in zip(
-        outputs, reference_outputs(Many(), bind(Many(), args, kwargs)), strict=True
-    ):
+    assert [each.shape for each in inputs] == [("batch", 4)] * 5
+    call = bind(Many(), args, kwargs)
+    found = outputs(tmp_path / "many.onnx", dict(zip(names, input_arrays(call), strict=True)))
+    assert list(found) == ["y", "more_0", "more_1"]
+    for ours, theirs in zip(found.values(), reference_outputs(Many(), call), strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 
@@ -64,12 +61,9 @@ class OneDict(nn.Module):
 def test_a_single_dict_argument_is_an_argument_and_not_keywords(tmp_path: Path) -> None:
     batch = {"b": torch.ones(1, 2), "a": torch.full((1, 2), 3.0)}
     export_onnx(OneDict(), (batch,), {}, tmp_path / "net.onnx", ExportOptions())
-    session = onnxruntime.InferenceSession(
-        tmp_path / "net.onnx", providers=["CPUExecutionProvider"]
-    )
     arrays = input_arrays(bind(OneDict(), (batch,), {}))
-    names = [i.name for i in session.get_inputs()]
-    (output,) = session.run(None, dict(zip(names, arrays, strict=True)))
+    names = [each.name for each in open_onnx(tmp_path / "net.onnx").inputs]
+    (output,) = outputs(tmp_path / "net.onnx", dict(zip(names, arrays, strict=True))).values()
     np.testing.assert_array_equal(output, [[-2.0, -2.0]])
 
 

@@ -77,12 +77,9 @@ def test_a_layer_that_torch_cannot_export_is_named(layer: nn.Module, tmp_path: P
     assert "layer 1.1 of Sequential" in error.message
 
 
-def test_a_layer_whose_forward_fails_is_named(tmp_path: Path) -> None:
+def test_a_forward_that_fails_is_quoted_with_the_layer(tmp_path: Path) -> None:
     error = failure(nn.Sequential(nn.ReLU(), nn.Linear(8, 8)), torch.randn(2, 7), tmp_path)
     assert ") in layer 1:" in error.message
-
-
-def test_a_forward_that_fails_is_quoted(tmp_path: Path) -> None:
     error = failure(nn.Linear(8, 8), torch.randn(2, 7), tmp_path)
     assert error.message.startswith(
         "Linear.forward fails on the example inputs (input 2x7 float32)"

@@ -37,17 +37,11 @@ class Keys(Net):
         return {"states": [self.fc(x), x * 3], "x": x * 2}
 
 
-class Several(Net):
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.fc(x), x * 2
-
-
 @pytest.mark.parametrize(
     ("net", "names"),
     [
         (Fields(), ["logits", "boxes"]),
         (Keys(), ["states_0", "states_1", "output_2"]),  # the last key is its input's name
-        (Several(), ["output_0", "output_1"]),
         (nn.Linear(8, 8), ["output_0"]),
     ],
 )
@@ -73,12 +67,8 @@ class Keywords(Net):
 
 def test_inputs_are_called_as_the_arguments_and_their_places(tmp_path: Path) -> None:
     x = torch.randn(2, 8)
-    for net, args, kwargs, names in (
-        (Arguments(), ([x, x], x), {"options": {"k": x}}, ["states_0", "states_1", "more_0"]),
-        (Keywords(), (x,), {"bias": x}, ["x", "bias"]),
-    ):
-        found = tensor_names(bind(net, args, kwargs))
-        assert list(found)[: len(names)] == names
+    found = tensor_names(bind(Arguments(), ([x, x], x), {"options": {"k": x}}))
+    assert list(found)[:3] == ["states_0", "states_1", "more_0"]
     # torch 2.13 takes no dynamic_shapes for **kwargs
     options = ExportOptions(dynamic_batch=False)
     export_onnx(Keywords(), (x,), {"bias": x}, tmp_path / "net.onnx", options)

@@ -13,13 +13,10 @@ from twofour.records.options import ExportOptions
 
 
 def test_every_weight_is_named_after_its_module_and_parameter(exported: Exported) -> None:
-    named = {r.layer: (r.parameter, r.op) for r in exported.layers.layers if r.layer}
-    assert named == LAYERS
-
-
-def test_a_parameter_of_the_model_itself_has_the_empty_path_of_the_root(exported: Exported) -> None:
-    named = {(r.parameter, r.op) for r in exported.layers.layers if not r.layer}
-    assert named == {("right", "MatMul"), ("borrowed", "MatMul")}
+    rows = exported.layers.layers
+    assert {r.layer: (r.parameter, r.op) for r in rows if r.layer} == LAYERS
+    of_root = {(r.parameter, r.op) for r in rows if not r.layer}
+    assert of_root == {("right", "MatMul"), ("borrowed", "MatMul")}
 
 
 def test_names_are_those_of_the_file(exported: Exported) -> None:

@@ -1,4 +1,4 @@
-"""One harness for every pass between a trace and a file: what each promises, on a few nets.
+"""One harness for every pass between a trace and a file: what each promises, on one net.
 
 A pass gets the graph that those before it leave. Names of inputs and outputs stay, of weights of
 products too where it says so; outputs are equal within its error; weights are 2:4 as before.
@@ -6,6 +6,7 @@ products too where it says so; outputs are equal within its error; weights are 2
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -14,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime
 import pytest
 import torch
+from support.export_nets import example, kinds
 from support.onnx_models import model as onnx_model
-from torch import Tensor, nn
+from support.ort import outputs
 
 from twofour.export.calls import bind, input_arrays
 from twofour.export.casts import Kept, narrow
@@ -42,56 +43,6 @@ def fold_made_up_scales(model: ir.Model) -> None:
     names = {v.name or "": v.shape[-1] for v in values if constants_before(v)}
     scales = {name: np.linspace(1, 100, n, dtype=np.float32) for name, n in names.items()}
     fold_channel_scales(model, scales)
-
-
-class Rows(nn.Module):
-    """Products of tokens, whose weights are transposed, and a reduction that opset 18 changed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.up = nn.Embedding(20, 8), nn.Linear(8, 16)
-        self.down, self.head = nn.Linear(16, 8, bias=False), nn.Linear(8, 20, bias=False)
-        self.head.weight = self.table.weight
-
-    def forward(self, ids: Tensor) -> Tensor:
-        x = self.table(ids)
-        x = x + self.down(torch.nn.functional.gelu(self.up(x)))
-        y: Tensor = self.head(x.mean(dim=1))
-        return y
-
-
-class Image(nn.Module):
-    """A batch norm of both signs behind a filter; a grouped and a transposed filter; a split."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(8, 16, 3, bias=False), nn.BatchNorm2d(16)
-        self.grouped, self.turned = nn.Conv2d(8, 8, 3, groups=2), nn.ConvTranspose2d(8, 4, 2)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        left, right = self.norm(self.conv(x)).chunk(2, dim=1)
-        return self.grouped(torch.relu(left)), self.turned(right)
-
-
-class Attention(nn.Module):
-    """Packed projections, of which a trace takes pieces."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.MultiheadAttention(8, 2, batch_first=True)
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        z: Tensor = self.inner(x, y, y)[0]
-        return z
-
-
-NETS: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...]]] = {
-    "rows": (Rows, (torch.tensor([[1, 5, 19], [3, 3, 0]]),)),
-    "image": (Image, (torch.linspace(-1, 1, 2 * 8 * 25).reshape(2, 8, 5, 5),)),
-    "attention": (Attention, (torch.linspace(-2, 1, 48).reshape(2, 3, 8), torch.ones(2, 4, 8))),
-}
-AXES = {"turned.weight": 0}
-"""Axes of reduction that are not 1, as torch stores the weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,68 +80,46 @@ CASES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Traced:
-    """A net of 2:4 weights, stored in a type, as the passes get it."""
+    """`Kinds`, whose weights are 2:4, stored in a type, as the passes get it."""
 
     model: ir.Model
     inputs: dict[str, Array]
 
 
-Traces = Callable[[str, torch.dtype], Traced]
-
-
-def pruned(net: nn.Module) -> nn.Module:
-    for name, weight in net.named_parameters():
-        if weight.dim() > 1 and not name.startswith("table"):
-            axis = AXES.get(name, 1)
-            for first in (0, 3):
-                weight.data.index_fill_(axis, torch.arange(first, weight.shape[axis], 4), 0.0)
-    for norm in net.modules():
-        if isinstance(norm, nn.BatchNorm2d):
-            norm.weight.data.copy_(torch.linspace(-2, 2, len(norm.weight)))
-    return net
+Traces = Callable[[torch.dtype], Traced]
 
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory: pytest.TempPathFactory) -> Traces:
-    """Nets, each traced once and loaded anew for every test."""
+    """The net in each type, traced once and loaded anew for every test."""
 
     @cache
-    def once(name: str, kind: torch.dtype) -> tuple[Path, dict[str, Array]]:
-        return written(name, kind, tmp_path_factory.mktemp(name))
+    def once(kind: torch.dtype) -> tuple[Path, dict[str, Array]]:
+        return written(kind, tmp_path_factory.mktemp("net"))
 
-    def load(name: str, kind: torch.dtype) -> Traced:
-        path, inputs = once(name, kind)
+    def load(kind: torch.dtype) -> Traced:
+        path, inputs = once(kind)
         return Traced(model=ir.external_data.load_to_model(ir.load(path)), inputs=inputs)
 
     return load
 
 
-def written(name: str, kind: torch.dtype, folder: Path) -> tuple[Path, dict[str, Array]]:
-    """A net's graph in a file, and its inputs."""
-    torch.manual_seed(0)
-    make, args = NETS[name]
-    net = pruned(make().eval()).to(kind)
-    given = tuple(x.to(kind) if x.is_floating_point() else x for x in args)
-    graph = trace(net, bind(net, given, {}), ExportOptions(opset=18))
+def written(kind: torch.dtype, folder: Path) -> tuple[Path, dict[str, Array]]:
+    """The net's graph in a file, and its inputs."""
+    net = copy.deepcopy(kinds()).eval().to(kind)
+    image, ids = example(2)
+    call = bind(net, (image.to(kind), ids), {})
+    graph = trace(net, call, ExportOptions(opset=18))
     save_tensors(
         net.state_dict(), folder / "w.safetensors", first={*graph.model.graph.initializers}
     )
     store = read_stores([folder / "w.safetensors"])
     write_graph(graph, store, folder / "graph.onnx")
-    arrays = input_arrays(bind(net, given, {}))
-    return folder / "graph.onnx", dict(zip(graph.input_names, arrays, strict=True))
+    return folder / "graph.onnx", dict(zip(graph.input_names, input_arrays(call), strict=True))
 
 
-def outputs(model: ir.Model, inputs: dict[str, Array]) -> list[Array]:
-    """What ONNX Runtime gives, with the nodes as they are."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(
-        ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    found: list[Array] = session.run(None, inputs)
-    return found
+def given_by(model: ir.Model, inputs: dict[str, Array]) -> list[Array]:
+    return [*outputs(ir.to_proto(model), inputs).values()]
 
 
 def ends(model: ir.Model) -> list[tuple[str | None, ir.DataType | None, str]]:
@@ -212,14 +141,13 @@ def sparse(model: ir.Model) -> int:
     )
 
 
-@pytest.mark.parametrize("net", NETS)
-@pytest.mark.parametrize("name", CASES)
-def test_a_pass_keeps_what_it_promises(name: str, net: str, traced: Traces) -> None:
-    case, start = CASES[name], traced(net, torch.float32)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_a_pass_keeps_what_it_promises(case: Case, traced: Traces) -> None:
+    start = traced(torch.float32)
     model = start.model
     for done_before in case.before:
         done_before(model)
-    expected, known, named = outputs(model, start.inputs), ends(model), weights(model)
+    expected, known, named = given_by(model, start.inputs), ends(model), weights(model)
     held = sparse(model)
     case.run(model)
     onnx.checker.check_model(ir.to_proto(model), full_check=True)
@@ -228,7 +156,9 @@ def test_a_pass_keeps_what_it_promises(name: str, net: str, traced: Traces) -> N
         assert {key.removesuffix("_float16") for key in weights(model)} == named.keys()
     assert sparse(model) == held
     assert held > 0
-    for found, wanted in zip(outputs(model, start.inputs), expected, strict=True):
+    if case.run is make_zeros_positive:
+        assert not any(np.signbit(array[array == 0]).any() for array in weights(model).values())
+    for found, wanted in zip(given_by(model, start.inputs), expected, strict=True):
         assert found.dtype == wanted.dtype
         assert np.abs(found - wanted).max() <= case.error * np.abs(wanted).max()
 
@@ -241,14 +171,13 @@ def test_a_pass_keeps_what_it_promises(name: str, net: str, traced: Traces) -> N
         pytest.param(torch.float64, marks=pytest.mark.full),
     ],
 )
-@pytest.mark.parametrize("net", NETS)
 def test_stored_types_and_transpositions_are_folded_without_a_change(
-    net: str, kind: torch.dtype, traced: Traces
+    kind: torch.dtype, traced: Traces
 ) -> None:
-    start = traced(net, kind)
-    expected = outputs(start.model, start.inputs)
+    start = traced(kind)
+    expected = given_by(start.model, start.inputs)
     fold_stored(start.model)
-    for found, wanted in zip(outputs(start.model, start.inputs), expected, strict=True):
+    for found, wanted in zip(given_by(start.model, start.inputs), expected, strict=True):
         assert np.array_equal(found, wanted)
     constants = start.model.graph.initializers.values()
     assert {c.dtype for c in constants if c.dtype.is_floating_point()} == {ir.DataType.FLOAT}

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 from onnx import ModelProto, helper
 from support.onnx_models import load, model, save, weights
+from support.ort import outputs
+from support.quantizing import write_quantized
 
 from twofour.errors import BadInputError
 from twofour.export.ir_models import load_float32
-from twofour.export.ir_models import save as save_ir
-from twofour.export.quantize import RangeCollector, plan_quantization, quantized, without_lossy
+from twofour.export.quantize import RangeCollector, plan_quantization, without_lossy
 from twofour.graph.opened import open_onnx
 from twofour.pruning.verify import validate_onnx
 from twofour.records.weights import HARDWARE_PATTERN
@@ -51,31 +50,10 @@ def residual_net(opset: int = 20) -> ModelProto:
     return model(nodes, constants, inputs={"x": ["batch", 8]}, opset=opset)
 
 
-def write_quantized(path: Path, target: Path) -> str:
-    """Write the file with Q/DQ nodes and give what was said."""
-
-    def tensors_of(written: Path) -> Iterator[Any]:
-        session = onnxruntime.InferenceSession(str(written), providers=["CPUExecutionProvider"])
-        names = [value.name for value in session.get_outputs()]
-        values = session.run(names, {"x": SAMPLES})
-        yield {"x": SAMPLES} | dict(zip(names, values, strict=True))
-
-    with quantized(open_onnx(path), target.parent, tensors_of) as (graph, words):
-        save_ir(graph, target, path)  # outputs of these models have no shape
-    return words
-
-
-def run(path: Path) -> Any:
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    return session.run(None, {"x": SAMPLES})[0]
-
-
 def test_products_and_both_inputs_of_a_residual_addition_are_rounded(tmp_path: Path) -> None:
     path, target = save(residual_net(), tmp_path / "m.onnx"), tmp_path / "q.onnx"
     # behind bias and activation, and never what no product reads or makes
-    words = write_quantized(path, target)
+    words = write_quantized(path, target, {"x": SAMPLES})
     assert "4 activations rounded" in words
     nodes = {node.name: list(node.input) for node in load(target).graph.node}
     assert nodes["residual"] == ["d_DequantizeLinear", "x_DequantizeLinear"]
@@ -87,13 +65,13 @@ def test_products_and_both_inputs_of_a_residual_addition_are_rounded(tmp_path: P
     judged = validate_onnx(open_onnx(target), HARDWARE_PATTERN)
     assert [check.violations for check in judged.checks] == [0, 0, 0]
     assert load(target).graph.output[0].name == "y"
-    before, after = run(path), run(target)
+    before, after = (outputs(file, {"x": SAMPLES})["y"] for file in (path, target))
     assert np.corrcoef(before.ravel(), after.ravel())[0, 1] > 0.98
 
 
 def test_scales_are_those_of_each_output_channel_and_zero_points_are_zero(tmp_path: Path) -> None:
     path, target = save(residual_net(), tmp_path / "m.onnx"), tmp_path / "q.onnx"
-    write_quantized(path, target)
+    write_quantized(path, target, {"x": SAMPLES})
     arrays = open_onnx(target)
     graph = load_float32(arrays).graph.initializers
     scale = {name: value.const_value.numpy() for name, value in graph.items() if value.const_value}
@@ -113,10 +91,10 @@ def test_files_that_cannot_be_quantized_are_refused(
 ) -> None:
     path = save(residual_net(opset), tmp_path / "m.onnx")
     if twice:
-        write_quantized(path, tmp_path / "q.onnx")
+        write_quantized(path, tmp_path / "q.onnx", {"x": SAMPLES})
         path = tmp_path / "q.onnx"
     with pytest.raises(BadInputError, match=said):
-        write_quantized(path, tmp_path / "again.onnx")
+        write_quantized(path, tmp_path / "again.onnx", {"x": SAMPLES})
 
 
 @pytest.mark.parametrize("outliers", [0, 20])

@@ -234,35 +234,6 @@ def test_no_layer_was_foretold_otherwise(report: EligibilityReport) -> None:
     assert report.totals.disagreements == (), rows(report)
 
 
-def test_files_named_one_by_one_give_the_report_of_the_folder(
-    built: BuiltModel, report: EligibilityReport
-) -> None:
-    files = {
-        "--onnx": "sparse.onnx",
-        "--log": "sparse.log",
-        "--layers": "sparse.layers.json",
-        "--profile": "sparse.profile.json",
-        "--dense-log": "dense.log",
-        "--dense-profile": "dense.profile.json",
-    }
-    arguments = [word for option, file in files.items() for word in (option, f"{RUN}/{file}")]
-    named = reported(built.folder, *arguments)
-    assert [(v.node, v.verdict, v.evidence, v.profile_ms) for v in named.verdicts] == [
-        (v.node, v.verdict, v.evidence, v.profile_ms) for v in report.verdicts
-    ]
-
-
-@pytest.mark.parametrize(
-    ("layout", "begins"), [("html", "<!doctype html>"), ("markdown", "#")], ids=["html", "markdown"]
-)
-def test_the_report_names_every_layer_in_html_and_markdown(
-    built: BuiltModel, layout: str, begins: str
-) -> None:
-    text = twofour(built.folder, "report", RUN, "--format", layout)
-    assert text.lstrip().lower().startswith(begins)
-    assert all(node in text for node in built.model.layers)
-
-
 def test_compare_times_both_engines_with_cuda_events(built: BuiltModel) -> None:
     options = ["--engines", "tensorrt", "--baseline", DENSE, "--rounds", str(ROUNDS)]
     options += ["--warmup", "3", "--time-limit", "30", "--json", "--quiet"]

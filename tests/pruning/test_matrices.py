@@ -1,7 +1,8 @@
-"""A layer's stack of matrices times its input rows is what torch computes."""
+"""Of many outputs of a convolution, some of each sample."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,67 +10,21 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.calibrated_layers import layout_of, window_of
 from torch import nn
 
 from twofour.pruning.matrices import (
-    Layout,
     SampleRange,
-    Window,
-    outputs_to_see,
     sampled,
     window_rows,
 )
 
-
-def _pairs(padding: Any) -> tuple[tuple[int, int], ...]:
-    return tuple((p, p) for p in padding)
-
-
-def _window(module: Any) -> Window:
-    return Window(
-        kernel=module.kernel_size,
-        stride=module.stride,
-        dilation=module.dilation,
-        padding=_pairs(module.padding),
-        transposed=isinstance(module, (nn.ConvTranspose1d, nn.ConvTranspose2d)),
-        output_padding=module.output_padding,
-    )
-
-
-def _layout(module: Any, per_tap: bool) -> Layout:
-    return Layout(
-        shape=tuple(module.weight.shape),
-        axis=0 if isinstance(module, (nn.ConvTranspose1d, nn.ConvTranspose2d)) else 1,
-        m=4,
-        groups=module.groups,
-        convolution=True,
-        per_tap=per_tap,
-    )
-
-
 CONVOLUTIONS = [
-    (nn.Conv1d(6, 4, 3, padding=2, dilation=2), (2, 6, 9)),
     (nn.Conv2d(8, 6, 3, stride=2, padding=1, groups=2), (2, 8, 7, 6)),
     (nn.Conv2d(5, 6, (3, 2), padding=(1, 0)), (2, 5, 6, 5)),
-    (nn.Conv3d(4, 3, (1, 2, 3)), (1, 4, 3, 4, 5)),
     (nn.ConvTranspose1d(6, 4, 3, stride=2, padding=1, output_padding=1), (2, 6, 5)),
     (nn.ConvTranspose2d(8, 6, (3, 2), stride=(2, 1), dilation=2, groups=2), (2, 8, 4, 5)),
-    (nn.Conv2d(4, 4, 3, groups=4, padding=1), (2, 4, 5, 5)),
 ]
-
-
-# --- of many outputs, some of each sample ---------------------------------------------------------
-
-_CONVOLUTION = Layout(shape=(8, 4, 3, 3), axis=1, m=4, convolution=True)
-_SAME = Window(kernel=(3, 3), stride=(1, 1), dilation=(1, 1), padding=((1, 1), (1, 1)))
-
-
-def _looked_at(x: np.ndarray, first: int, in_all: int) -> np.ndarray:
-    """Rows of the outputs looked at, (n, inputs)."""
-    share = SampleRange(first=first, samples=len(x), in_all=in_all)
-    places = outputs_to_see(_CONVOLUTION, _SAME, x.shape, share)
-    rows: np.ndarray = window_rows(x, _CONVOLUTION, _SAME, places)[0]
-    return rows
 
 
 @pytest.mark.parametrize("of", [slice(None), slice(9, None, 10), slice(0, None, 4)])
@@ -103,17 +58,6 @@ def test_places_of_a_sample_are_different_ones_and_spread(
         assert np.abs(np.array(eighths) - most / 8).max() <= 7
 
 
-@pytest.mark.parametrize("split", [(64,), (1,) * 64, (7, 30, 27)])
-def test_outputs_looked_at_do_not_hang_on_how_samples_are_batched(split: tuple[int, ...]) -> None:
-    x = np.random.default_rng(0).normal(size=(64, 4, 16, 16)).astype(np.float32)
-    firsts = np.cumsum([0, *split])
-    parts = [
-        _looked_at(x[first : first + size], int(first), 64)
-        for first, size in zip(firsts[:-1], split, strict=True)
-    ]
-    assert np.array_equal(np.concatenate(parts), _looked_at(x, 0, 64))
-
-
 def test_rows_of_a_tensor_that_cuts_samples_up_are_numbered_over_all_batches() -> None:
     """Four views of each sample, one behind the other."""
     assert list(SampleRange(first=3, samples=2, in_all=9).numbers(8)) == list(range(12, 20))
@@ -124,12 +68,12 @@ def test_rows_of_a_tensor_that_cuts_samples_up_are_numbered_over_all_batches() -
 def test_rows_of_some_outputs_are_those_among_the_rows_of_all(
     module: Any, shape: tuple[int, ...], per_tap: bool
 ) -> None:
-    layout = _layout(module, per_tap)
+    layout, window = replace(layout_of(module), per_tap=per_tap), window_of(module)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    every = window_rows(x.numpy(), layout, _window(module))
+    every = window_rows(x.numpy(), layout, window)
     outputs = every.shape[1] // shape[0]
     places = sampled(outputs, 3, np.arange(shape[0]))
     assert places is not None
     wanted = (places + outputs * np.arange(shape[0])[:, None]).reshape(-1)
-    rows = window_rows(x.numpy(), layout, _window(module), places)
+    rows = window_rows(x.numpy(), layout, window, places)
     assert np.array_equal(rows, every[:, wanted])

@@ -123,42 +123,34 @@ def test_zeros_of_a_dense_weight_are_counted_minus_zero_too() -> None:
     assert (rows["weight"].zeros, rows["weight"].pruned) == (2, False)
 
 
-def test_pruning_writes_into_the_memory_of_any_layout() -> None:
+def test_pruning_writes_into_the_parameters_and_their_memory_of_any_layout() -> None:
     conv, linear = nn.Conv2d(16, 8, 3), nn.Linear(16, 64)
     conv.weight.data = conv.weight.data.contiguous(memory_format=torch.channels_last)
     linear.weight = nn.Parameter(torch.randn(16, 64).t())
     model = nn.Sequential(conv, linear)
-    places = [(p.data_ptr(), p.stride()) for p in model.parameters()]
+    before = [*model.parameters()]
+    places = [(p.data_ptr(), p.stride()) for p in before]
     prune_module(model, TWO_FOUR)
+    assert all(one is other for one, other in zip(model.parameters(), before, strict=True))
+    assert all(p.requires_grad and p.grad_fn is None for p in before)
     assert [(p.data_ptr(), p.stride()) for p in model.parameters()] == places
     for weight in (conv.weight, linear.weight):
         assert check(numbers(weight), 1, TWO_FOUR).holds
         assert int(weight.count_nonzero()) == weight.numel() // 2
 
 
-def test_gradients_and_parameter_objects_are_kept() -> None:
-    model = nn.Linear(8, 8)
-    weight = model.weight
-    prune_module(model, TWO_FOUR)
-    assert model.weight is weight
-    assert weight.requires_grad
-    assert weight.grad_fn is None
-
-
 class Tied(nn.Module):
     """An embedding, a head, and a third layer on one array."""
 
-    def __init__(self, third: nn.Module) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(16, 16)
-        self.head = nn.Linear(16, 16)
-        self.third = third
-        self.head.weight = self.table.weight
-        third.weight = self.table.weight
+        self.head, self.third = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.head.weight = self.third.weight = self.table.weight
 
 
 def test_a_head_tied_to_an_embedding_is_left_dense_unless_it_is_asked_for() -> None:
-    model = Tied(nn.Linear(16, 16))
+    model = Tied()
     before = model.table.weight.detach().clone()
     rows = by_layer(model)
     assert torch.equal(model.table.weight, before)
@@ -168,19 +160,8 @@ def test_a_head_tied_to_an_embedding_is_left_dense_unless_it_is_asked_for() -> N
         assert row.pruned is False
         assert f"(--include {name})" in said[0]
     for asked in (Selection(include=("head",)), Selection(all_layers=True)):
-        by_layer(model := Tied(nn.Linear(16, 16)), asked)
+        by_layer(model := Tied(), asked)
         assert check(numbers(model.table.weight), 1, TWO_FOUR).holds
-
-
-def test_a_tied_array_needed_along_two_axes_names_both_layers_and_stays() -> None:
-    conv1d = pytest.importorskip("transformers.pytorch_utils").Conv1D
-    model = Tied(conv1d(16, 16))
-    before = model.table.weight.detach().clone()
-    with pytest.raises(BadInputError, match=r"head .axis 1. and third .axis 0."):
-        prune_module(model, TWO_FOUR, Selection(include=("head", "third")))
-    assert torch.equal(model.table.weight, before)
-    rows = by_layer(model, Selection(exclude=("third",)))
-    assert not any(row.pruned for row in rows.values())
 
 
 def test_a_transposed_view_of_an_array_is_an_axis_conflict() -> None:

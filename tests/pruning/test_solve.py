@@ -26,54 +26,15 @@ from twofour.records.weights import Pattern
 PATTERN = Pattern(2, 4)
 
 
-def test_wandas_errors_are_those_of_the_outputs() -> None:
-    generator = np.random.default_rng(0)
-    weight = generator.normal(size=(6, 10)).astype(np.float32)
-    x = (generator.normal(size=(40, 3, 10)) * generator.uniform(0.1, 3, 10) + 1).astype(np.float32)
-    layout = Layout(shape=weight.shape, axis=1, m=4)
-    sums, held = InputSums(), held_out_samples(0, 40)
-    sums.add(matrix_rows(x[:20], layout), np.repeat(factors_of(held[:20]), 3))
-    sums.add(matrix_rows(x[20:], layout), np.repeat(factors_of(held[20:]), 3))
-    statistics = sums.statistics()
-    assert statistics is not None
-    problem = LayerProblem(
-        stored=weight, layout=layout, pattern=PATTERN, statistics=statistics, has_bias=True
-    )
-    solved = solve_layer(problem, method_named("wanda"), MethodOptions(refit=0))
-    assert check(solved.weight, 1, PATTERN).holds
-    score = np.abs(weight) * np.sqrt((x[~held].astype(np.float64) ** 2).mean((0, 1)))
-    padded = np.pad(score, ((0, 0), (0, 2))).reshape(6, 3, 4)
-    kept = np.argsort(np.argsort(-padded, axis=-1, kind="stable"), axis=-1) < 2
-    assert np.array_equal(solved.weight != 0, kept.reshape(6, 12)[:, :10])
-    gone = (weight - solved.weight).astype(np.float64)
-    for inputs, error in (
-        (x[~held], solved.output_error.calibration),
-        (x[held], solved.output_error.held_out),
-    ):
-        assert error is not None
-        lost = inputs @ gone.T - x[~held].mean((0, 1)) @ gone.T
-        assert np.isclose(error, (lost**2).sum() / ((inputs @ weight.T) ** 2).sum(), rtol=1e-4)
-
-
 def _layer(
-    shape: tuple[int, int] = (12, 16), rows: int = 200, seed: int = 0
+    shape: tuple[int, int] = (12, 16), rows: int = 200
 ) -> tuple[LayerProblem, NDArray[np.float32]]:
     """A matrix with correlated inputs."""
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     weight = generator.normal(size=shape).astype(np.float32)
     mix = generator.normal(size=(shape[1], shape[1]))
     x = (generator.normal(size=(rows, shape[1])) @ mix + 1).astype(np.float32)
     return matrix_problem(weight, x), x
-
-
-def test_the_more_a_method_does_the_less_a_layer_loses() -> None:
-    problem, _ = _layer((64, 64), 2000)
-    errors = [
-        solve_layer(problem, METHODS[name], MethodOptions(refit=refit)).output_error.calibration
-        for name, refit in (("wanda", 0), ("sparsegpt", 0), ("sparsegpt", 10), ("admm", 10))
-    ]
-    assert errors == sorted(errors, reverse=True)
-    assert errors[-1] < 0.7 * errors[1]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +95,7 @@ def test_a_mask_that_is_there_is_kept_and_refitted_to_the_dense_weight() -> None
 def test_a_weight_of_very_many_rows_is_solved_piece_by_piece(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    problem, *_ = _drifted(0.1)
+    problem, *_ = _drifted()
     options = MethodOptions(damping=0.01)
     whole = solve_layer(problem, method_named("admm"), options)
     monkeypatch.setattr("twofour.pruning.layer_problem._LARGEST_PIECE", 16 * 7)
@@ -147,12 +108,12 @@ def test_a_weight_of_very_many_rows_is_solved_piece_by_piece(
 
 
 def _drifted(
-    drift: float, samples: int = 400, rows: int = 3, outputs: int = 24
+    outputs: int = 24,
 ) -> tuple[LayerProblem, NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """A matrix, its inputs, those of the dense model, and how far apart are what is added to the
     outputs in the two: (samples, rows, inputs) and (samples, rows, outputs).
     """
-    generator = np.random.default_rng(0)
+    generator, drift, samples, rows = np.random.default_rng(0), 0.1, 400, 3
     weight = generator.normal(size=(outputs, 16)).astype(np.float32)
     dense = np.abs(generator.normal(size=(samples, rows, 16)) @ generator.normal(size=(16, 16)))
     x = dense @ (np.eye(16) + drift * generator.normal(size=(16, 16))) + drift
@@ -174,7 +135,7 @@ def _drifted(
 
 @pytest.mark.parametrize("outputs", [24, 8])
 def test_a_layer_aims_at_what_it_gives_in_the_dense_model(outputs: int) -> None:
-    problem, x, dense, away = _drifted(0.1, outputs=outputs)
+    problem, x, dense, away = _drifted(outputs)
     drift = problem.statistics.seen.drift
     assert drift is not None
     assert drift.of_outputs == (outputs == 8)
@@ -217,7 +178,7 @@ def test_a_layer_aims_at_what_it_gives_in_the_dense_model(outputs: int) -> None:
 
 
 def test_the_aim_is_not_followed_where_it_does_no_good_on_held_out_rows() -> None:
-    problem, *_ = _drifted(0.1)
+    problem, *_ = _drifted()
     held_out = problem.statistics.held_out
     assert held_out is not None
     assert held_out.drift is not None

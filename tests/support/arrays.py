@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import ml_dtypes
@@ -41,3 +42,19 @@ def any_layout(draw: st.DrawFn, array: NDArray[Any]) -> NDArray[Any]:
     if layout == "reversed":
         array = array[::-1]
     return array
+
+
+def sorted_prune(array: NDArray[Any], axis: int, pattern: Pattern) -> NDArray[Any]:
+    """Magnitude N:M by a stable sort of each group, one group after the other."""
+    result: NDArray[Any] = array.copy()
+    lines = np.moveaxis(result, axis, -1)
+    for corner in itertools.product(*map(range, lines.shape[:-1])):
+        for start in range(0, lines.shape[-1], pattern.m):
+            group = lines[corner][start : start + pattern.m]
+            whole = array.dtype.kind in "iu"
+            exact = [abs(v) for v in (group if whole else group.astype(np.float64)).tolist()]
+            order = sorted(range(len(exact)), key=lambda i: (-exact[i], i))
+            for i in range(len(exact)):
+                if i in order[pattern.n :] or exact[i] == 0:
+                    group[i] = 0
+    return result

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.matrices import Layout, Window, matrix_rows, window_rows
+from twofour.pruning.statistics import InputSums
+from twofour.records.weights import Pattern
 
 Index = tuple[int, ...]
 
@@ -41,11 +44,34 @@ class CalibratedLayer:
     rows: NDArray[np.float64]
 
 
+def window_of(module: Any) -> Window:
+    """What an output of a convolution of torch sums over."""
+    return Window(
+        kernel=module.kernel_size,
+        stride=module.stride,
+        dilation=module.dilation,
+        padding=tuple((p, p) for p in module.padding),
+        transposed=module.transposed,
+        output_padding=module.output_padding,
+    )
+
+
+def layout_of(module: Any, m: int = 4) -> Layout:
+    """The weight of a convolution of torch as matrices."""
+    return Layout(
+        shape=tuple(module.weight.shape),
+        axis=0 if module.transposed else 1,
+        m=m,
+        groups=module.groups,
+        convolution=True,
+    )
+
+
 def _module(module: Any, shape: tuple[int, ...], m: int, seed: int) -> CalibratedLayer:
     torch.manual_seed(seed)
     module = module.double().requires_grad_(False)
     module.bias = None
-    weight, transposed = module.weight, "Transpose" in type(module).__name__
+    weight, transposed = module.weight, module.transposed
     x = torch.randn(shape, dtype=torch.float64)
     x = x + torch.roll(x, 1, 1) + 0.5  # neighbours are correlated, and the mean is not 0
     values = torch.randn_like(weight)
@@ -69,23 +95,33 @@ def _module(module: Any, shape: tuple[int, ...], m: int, seed: int) -> Calibrate
         )
         columns = [by_weight[index][:, o] for run in runs for index in run]
         units.append(Unit(runs=runs, inputs=np.stack(columns, axis=1)))
-    window = Window(
-        kernel=module.kernel_size,
-        stride=module.stride,
-        dilation=module.dilation,
-        padding=tuple((p, p) for p in module.padding),
-        transposed=transposed,
-        output_padding=module.output_padding,
-    )
-    layout = Layout(
-        shape=tuple(weight.shape), axis=0 if transposed else 1, m=m, groups=groups, convolution=True
-    )
+    layout, window = layout_of(module, m), window_of(module)
     return CalibratedLayer(
         weight=values.numpy(),
         layout=layout,
         units=tuple(units),
         rows=window_rows(x.numpy(), layout, window),
     )
+
+
+def problem_of(
+    layer: CalibratedLayer, pattern: Pattern, factors: NDArray[np.float64], **changes: Any
+) -> LayerProblem:
+    """The layer with a bias, pruned by all of its rows; `factors` are those of the rows."""
+    sums = InputSums()
+    half = layer.rows.shape[1] // 2
+    for some in (slice(0, half), slice(half, None)):
+        sums.add(layer.rows[:, some], factors[some])
+    statistics = sums.statistics()
+    assert statistics is not None
+    problem = LayerProblem(
+        stored=layer.weight,
+        layout=layer.layout,
+        pattern=pattern,
+        statistics=statistics,
+        has_bias=True,
+    )
+    return replace(problem, **changes)
 
 
 def _inputs(generator: np.random.Generator, *shape: int) -> NDArray[np.float64]:

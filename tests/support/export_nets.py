@@ -15,25 +15,6 @@ from twofour.records.export import LayerMap
 from twofour.records.options import Precision
 
 WIDTH = 32
-REDUCTION_AXIS = {
-    "conv.weight": 1,
-    "grouped.weight": 1,
-    "up.weight": 0,
-    "conv1d.weight": 1,
-    "conv3d.weight": 1,
-    "matrix.weight": 1,
-    "tokens.0.weight": 1,
-    "tokens.2.weight": 1,
-    "mha.in_proj_weight": 1,
-    "mha.out_proj.weight": 1,
-    "addmm.weight": 0,
-    "right": 0,
-    "borrowed": 1,
-    "small_head.weight": 1,
-    "large_head.weight": 1,
-}
-"""Reduction axis of every weight of `Kinds`, as torch stores it."""
-
 LAYERS = {
     "conv": ("conv.weight", "Conv"),
     "grouped": ("grouped.weight", "Conv"),
@@ -50,6 +31,13 @@ LAYERS = {
     "large_head": ("large_head.weight", "MatMul"),
 }
 """Layers of `Kinds` with parameter and ONNX op; `right` and `borrowed` belong to no layer."""
+
+_INPUTS_FIRST = ("up.weight", "addmm.weight", "right")
+REDUCTION_AXIS = {
+    name: 0 if name in _INPUTS_FIRST else 1
+    for name in (*(parameter for parameter, _ in LAYERS.values()), "right", "borrowed")
+}
+"""Reduction axis of every weight of `Kinds`, as torch stores it."""
 
 
 class AddmmLayer(nn.Module):

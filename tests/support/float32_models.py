@@ -112,12 +112,8 @@ def recurrent() -> tuple[onnx.ModelProto, Feed]:
 
 def branches() -> tuple[onnx.ModelProto, Feed]:
     """An If whose branches read a tensor and a weight from around them."""
-    then = helper.make_graph(
-        [node("MatMul", ["h", "w1"], ["t"], name="inside"), node("Relu", ["t"], ["to"])],
-        "then",
-        [],
-        [info("to", [3, 16])],
-    )
+    steps = [node("MatMul", ["h", "w1"], ["t"], name="inside"), node("Relu", ["t"], ["to"])]
+    then = helper.make_graph(steps, "then", [], [info("to", [3, 16])])
     other = helper.make_graph([node("Identity", ["h"], ["eo"])], "else", [], [info("eo", [3, 16])])
     nodes = [
         node("MatMul", ["x", "w0"], ["h"], name="before"),
@@ -172,28 +168,17 @@ def scan() -> tuple[onnx.ModelProto, Feed]:
 
 def functions() -> tuple[onnx.ModelProto, Feed]:
     """A function with a weight as argument that calls another one, called twice."""
-    norm = helper.make_function(
-        "my",
-        "Norm",
-        ["a"],
-        ["o"],
-        [
-            node("Constant", [], ["two"], value_float=2.0),
-            node("Pow", ["a", "two"], ["p"]),
-            node("ReduceMean", ["p"], ["v"], axes=[-1]),
-            node("Sqrt", ["v"], ["sd"]),
-            node("Div", ["a", "sd"], ["o"]),
-        ],
-        [helper.make_opsetid("", 17)],
-    )
-    block = helper.make_function(
-        "my",
-        "Block",
-        ["a", "w"],
-        ["o"],
-        [node("MatMul", ["a", "w"], ["m"]), node("Norm", ["m"], ["o"], domain="my")],
-        [helper.make_opsetid("", 17), helper.make_opsetid("my", 1)],
-    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("my", 1)]
+    steps = [
+        node("Constant", [], ["two"], value_float=2.0),
+        node("Pow", ["a", "two"], ["p"]),
+        node("ReduceMean", ["p"], ["v"], axes=[-1]),
+        node("Sqrt", ["v"], ["sd"]),
+        node("Div", ["a", "sd"], ["o"]),
+    ]
+    norm = helper.make_function("my", "Norm", ["a"], ["o"], steps, opsets[:1])
+    steps = [node("MatMul", ["a", "w"], ["m"]), node("Norm", ["m"], ["o"], domain="my")]
+    block = helper.make_function("my", "Block", ["a", "w"], ["o"], steps, opsets)
     nodes = [
         node("Block", ["x", "w1"], ["h"], domain="my", name="b1"),
         node("Block", ["h", "w2"], ["h2"], domain="my", name="b2"),
@@ -224,12 +209,8 @@ def made_of_shapes() -> tuple[onnx.ModelProto, Feed]:
         node("CastLike", ["sh", "x"], ["like"]),
         node("Identity", ["x"], ["same"]),
     ]
-    outputs = [
-        info("y", [16, 8]),
-        info("n", [], "int64"),
-        info("like", [2]),
-        info("same", [16, 16]),
-    ]
+    outputs = [info("y", [16, 8]), info("n", [], "int64"), info("like", [2])]
+    outputs.append(info("same", [16, 16]))
     constants = {
         "thousand": np.float32(1001),
         "r0": np.float32(0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from support.comparison_cases import settings
 from twofour.latency.ratios import ratios_and_noise
 from twofour.records.export import LayerTime
 from twofour.records.latency import (
@@ -11,27 +12,13 @@ from twofour.records.latency import (
     LatencyComparison,
     RoundLoad,
     VariantSettings,
-    parse_variant_name,
 )
 from twofour.records.options import CompareOptions
 
 
 def settings_of(name: str) -> VariantSettings:
     """As the name says; ONNX Runtime has no sparse kernels."""
-    parsed = parse_variant_name(name)
-    engine, mode = parsed.engine_mode.split(":")
-    return VariantSettings(
-        engine=engine,
-        mode=mode,
-        version="1.0",
-        device="CPU",
-        model=f"{parsed.weights}.onnx",
-        weights=parsed.weights,
-        precision="float32",
-        sparse_kernels=None,
-        threads=2,
-        timing="one run",
-    )
+    return settings(name)
 
 
 def variant(

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from twofour.records.weights import ReasonCode
+from twofour.pruning.methods.magnitude import prune_in_place
+from twofour.records.weights import Pattern, ReasonCode
 
 Floats: TypeAlias = NDArray[np.floating[Any]]
 
@@ -103,11 +104,8 @@ def dense_convolution() -> onnx.ModelProto:
 
 def two_of_four(values: Floats, axis: int) -> Floats:
     """The values with the two smallest of every four along the axis set to zero."""
-    moved = np.moveaxis(values, axis, -1)
-    groups = moved.reshape(-1, 4).copy()
-    smallest = np.argsort(np.abs(groups), axis=1)[:, :2]
-    np.put_along_axis(groups, smallest, 0.0, axis=1)
-    sparse: Floats = np.moveaxis(groups.reshape(moved.shape), -1, axis)
+    sparse: Floats = values.copy()
+    prune_in_place(sparse, axis, Pattern(2, 4))
     return sparse
 
 

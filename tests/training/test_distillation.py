@@ -174,19 +174,20 @@ class KilledError(Exception):
     """The end of the process, at some step."""
 
 
-def test_a_stopped_training_goes_on_at_its_checkpoint_to_the_same_weights(tmp_path: Path) -> None:
-    whole, stopped = pruned_net(), pruned_net()
-    trained(whole, each_step_a_second())
-    file = tmp_path / "finetune.pt"
-    task = replace(each_step_a_second(), checkpoint=file, key="k")
-
+def stopped_after_a_checkpoint(task: TrainingTask) -> None:
     def killed(text: str, _done: int, _total: int | None) -> None:
         if text.startswith("step 80,"):
             raise KilledError
 
     with pytest.raises(KilledError):
-        trained(stopped, replace(task, report=killed))
-    again = pruned_net()
+        trained(pruned_net(), replace(task, report=killed))
+
+
+def test_a_stopped_training_goes_on_at_its_checkpoint_to_the_same_weights(tmp_path: Path) -> None:
+    whole, again = pruned_net(), pruned_net()
+    trained(whole, each_step_a_second())
+    task = replace(each_step_a_second(), checkpoint=tmp_path / "finetune.pt", key="k")
+    stopped_after_a_checkpoint(task)
     said: list[str] = []
     notes: list[str] = []
     clock = itertools.count().__next__
@@ -198,17 +199,6 @@ def test_a_stopped_training_goes_on_at_its_checkpoint_to_the_same_weights(tmp_pa
     said.clear()
     trained(pruned_net(), replace(task, key="other", minutes=0.1))
     assert said[0].startswith("step 1,")
-
-
-def stopped_at_step(step: int, task: TrainingTask) -> None:
-    """Train until a checkpoint is there, then end."""
-
-    def killed(text: str, _done: int, _total: int | None) -> None:
-        if text.startswith(f"step {step},"):
-            raise KilledError
-
-    with pytest.raises(KilledError):
-        trained(pruned_net(), replace(task, report=killed))
 
 
 @pytest.mark.parametrize(
@@ -224,7 +214,7 @@ def test_a_damaged_checkpoint_is_refused_with_the_way_to_start_anew(
     damage: Callable[[Path], None], tmp_path: Path
 ) -> None:
     task = replace(each_step_a_second(), checkpoint=tmp_path / "finetune.pt", key="k")
-    stopped_at_step(80, task)
+    stopped_after_a_checkpoint(task)
     damage(tmp_path / "finetune.pt")
     with pytest.raises(BadInputError, match=r"finetune\.pt is damaged") as caught:
         trained(pruned_net(), replace(each_step_a_second(), checkpoint=task.checkpoint, key="k"))
@@ -236,7 +226,7 @@ def test_without_resume_training_starts_anew_says_so_and_leaves_the_checkpoint(
 ) -> None:
     file, notes, said = tmp_path / "finetune.pt", list[str](), list[str]()
     task = replace(each_step_a_second(), checkpoint=file, key="k")
-    stopped_at_step(80, task)
+    stopped_after_a_checkpoint(task)
     before = file.read_bytes()
     task = replace(each_step_a_second(0.5), checkpoint=file, key="k", resumes=False)
     trained(

@@ -18,29 +18,13 @@ from support.fake_cudart import fake_cudart
 from support.trt_fakes import FakeBuild, TimedCuda, request_for, spec
 
 from twofour.engines.protocol import ProgressCallback, no_progress
-from twofour.engines.tensorrt.bindings import tensorrt_status
 from twofour.engines.tensorrt.engine import TensorRtEngine
 from twofour.engines.tensorrt.plan import GRAPH
 from twofour.errors import BadInputError, BuildFailedError
-from twofour.jobs import run_all, run_build
+from twofour.jobs import run_build
 from twofour.records.export import VariantBuild
 from twofour.records.options import AllowedType, RunOptions
 from twofour.workers.host import EngineHost, EngineWorker
-
-MODULE = """
-import torch
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc = torch.nn.Linear(16, 64)
-
-    def forward(self, x):
-        return self.fc(x)
-
-def make():
-    return Net(), (torch.randn(2, 16),)
-"""
 
 
 class HostHere(EngineHost):
@@ -87,60 +71,37 @@ def build(
     return TensorRtEngine().build(request, no_progress)
 
 
-def test_the_version_and_what_it_lacks_are_those_of_86() -> None:
-    assert trt.__version__ == "8.6.1"
-    assert not hasattr(trt, "IProgressMonitor")
-    assert not hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
-
-
-def test_the_status_quotes_the_cuda_failure_that_86_logs_as_a_warning(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def without_gpu(logger: Any) -> Any:
-        logger.log(trt.ILogger.WARNING, "Unable to determine GPU memory usage")
-        logger.log(trt.ILogger.WARNING, "CUDA initialization failure with error: 35. Please check")
-        raise TypeError("pybind11::init(): factory function returned nullptr")
-
-    monkeypatch.setattr(trt, "Builder", without_gpu)
-    why_not = tensorrt_status().why_not or ""
-    assert "with error: 35" in why_not
-
-
-def test_a_float32_model_needs_no_precision_flag(tmp_path: Path, fake: FakeBuild) -> None:
-    result = build(tmp_path, model(np.ones((16, 16), np.float32)))
-    assert fake.flags == {trt.BuilderFlag.TF32, trt.BuilderFlag.SPARSE_WEIGHTS}
-    assert fake.network_flags == 1 << int(trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH)
-    assert result.error is None
-
-
-def test_a_float32_model_may_be_allowed_float16(tmp_path: Path, fake: FakeBuild) -> None:
-    build(tmp_path, model(np.ones((16, 16), np.float32)), allow=(AllowedType.FP16,))
-    assert trt.BuilderFlag.FP16 in fake.flags
-    assert "[I] Precision: FP32+FP16" in (tmp_path / "sparse.log").read_text()
-
-
-@pytest.mark.parametrize("allow", [(), (AllowedType.FP16,)])
-@pytest.mark.usefixtures("fake")
-def test_progress_says_which_types_kernels_are_timed_in(
-    tmp_path: Path, allow: tuple[AllowedType, ...]
+@pytest.mark.parametrize(
+    ("kind", "allow", "flags"),
+    [
+        (np.float32, (), set()),
+        (np.float32, (AllowedType.FP16,), {trt.BuilderFlag.FP16}),
+        (np.float16, (), {trt.BuilderFlag.FP16}),
+    ],
+)
+def test_types_of_kernels_are_flags_which_log_and_progress_name(
+    tmp_path: Path,
+    fake: FakeBuild,
+    kind: type[np.generic],
+    allow: tuple[AllowedType, ...],
+    flags: set[Any],
 ) -> None:
     shown: list[str] = []
     request = request_for(tmp_path, allow=allow)
-    onnx.save(model(np.ones((16, 16), np.float32)), request.onnx)
-    TensorRtEngine().build(request, lambda text, _done, _total: shown.append(text))
-    assert any("FP32 and FP16" in text for text in shown) is bool(allow)
+    onnx.save(model(np.ones((16, 16), kind)), request.onnx)
+    result = TensorRtEngine().build(request, lambda text, _done, _total: shown.append(text))
+    assert fake.flags == {trt.BuilderFlag.TF32, trt.BuilderFlag.SPARSE_WEIGHTS, *flags}
+    assert fake.network_flags == 1 << int(trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH)
+    assert result.error is None
+    log = (tmp_path / "sparse.log").read_text()
+    assert ("[I] Precision: FP32+FP16" in log) is bool(flags)
+    assert any("FP32 and FP16" in text for text in shown) is bool(flags)
 
 
 def test_bf16_is_refused_where_there_is_none(tmp_path: Path, fake: FakeBuild) -> None:
     assert fake.plan is not None
     with pytest.raises(BadInputError, match="has no BF16"):
         build(tmp_path, model(np.ones((16, 16), np.float32)), allow=(AllowedType.BF16,))
-
-
-def test_a_float16_model_sets_the_float16_flag(tmp_path: Path, fake: FakeBuild) -> None:
-    build(tmp_path, model(np.ones((16, 16), np.float16)))
-    assert trt.BuilderFlag.FP16 in fake.flags
-    assert trt.BuilderFlag.INT8 not in fake.flags
 
 
 def test_a_model_with_dequantize_nodes_sets_the_int8_flag(tmp_path: Path, fake: FakeBuild) -> None:
@@ -202,32 +163,3 @@ def test_a_build_of_an_opset_that_86_does_not_read_is_noted(
     modes = ("tensorrt:gpu-sparsity-off", "tensorrt:gpu")
     assert built.times.options.engines == modes, "compare runs both again"
     assert any("export the torch model with --opset 17" in note for note in built.notes) is told
-
-
-@pytest.mark.usefixtures("fake")
-def test_a_build_beside_its_dense_model_has_the_dense_engine_for_a_baseline(
-    tmp_path: Path,
-) -> None:
-    for name, factor in (("model", 1), ("before", 2)):
-        onnx.save(model(factor * np.ones((16, 16), np.float32)), tmp_path / f"{name}.onnx")
-    options = RunOptions(engine="tensorrt", dense_reference=str(tmp_path / "before.onnx"))
-    folder, built = run_build(tmp_path / "model.onnx", tmp_path / "run", options)
-    assert [variant.onnx for variant in built.variants] == ["dense.onnx", "sparse.onnx"]
-    assert built.times.baseline == "dense@tensorrt:gpu"
-    (weight,) = onnx.load(folder / "dense.onnx").graph.initializer
-    assert onnx.numpy_helper.to_array(weight).max() == 2
-
-
-@pytest.mark.parametrize(("asked", "written"), [(None, 17), (18, 18)])
-@pytest.mark.usefixtures("fake")
-def test_a_torch_model_is_exported_in_what_86_reads_unless_asked_otherwise(
-    asked: int | None, written: int, tmp_path: Path
-) -> None:
-    source = tmp_path / "model.py"
-    source.write_text(MODULE)
-    options = RunOptions(engine="tensorrt", opset=asked)
-    result = run_all(f"{source}:make", tmp_path / "run", options)
-    imports = onnx.load(tmp_path / "run" / "sparse.onnx").opset_import
-    assert [o.version for o in imports if not o.domain] == [written]
-    warned = any("export the torch model with --opset 17" in note for note in result.build.notes)
-    assert warned is (written > 17)

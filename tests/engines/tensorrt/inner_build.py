@@ -26,35 +26,28 @@ def build(monkeypatch: pytest.MonkeyPatch) -> FakeBuild:
     return FakeBuild(monkeypatch)
 
 
-def test_without_a_gpu_the_status_says_so_with_the_bindings_own_words() -> None:
+def test_without_a_gpu_status_and_build_say_so_in_the_bindings_own_words(tmp_path: Path) -> None:
     status = tensorrt_status()
     assert status.version == trt.__version__
     assert not status.can_run
     assert "factory function returned nullptr" in (status.why_not or "")
     assert "no NVIDIA GPU" in (status.why_not or "")
+    with pytest.raises(MissingToolError, match="nullptr"):
+        TensorRtEngine().build(request_for(tmp_path), no_progress)
 
 
-def test_the_status_quotes_the_cuda_error_that_tensorrt_logs(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("severity", ["ERROR", "WARNING"])  # a warning in 8.6
+def test_the_status_quotes_the_cuda_failure_that_tensorrt_logs(
+    monkeypatch: pytest.MonkeyPatch, severity: str
 ) -> None:
     def without_gpu(logger: Any) -> Any:
-        logger.log(trt.ILogger.ERROR, "CUDA initialization failure with error: 35")
+        logger.log(trt.ILogger.WARNING, "Unable to determine GPU memory usage")
+        level = getattr(trt.ILogger, severity)
+        logger.log(level, "CUDA initialization failure with error: 35")
         raise TypeError("pybind11::init(): factory function returned nullptr")
 
     monkeypatch.setattr(trt, "Builder", without_gpu)
     assert "with error: 35" in (tensorrt_status().why_not or "")
-
-
-@pytest.mark.usefixtures("build")
-def test_a_builder_that_can_be_created_means_it_can_run() -> None:
-    status = tensorrt_status()
-    assert status.can_run
-    assert status.why_not is None
-
-
-def test_building_without_a_gpu_names_the_missing_tool(tmp_path: Path) -> None:
-    with pytest.raises(MissingToolError, match="nullptr"):
-        TensorRtEngine().build(request_for(tmp_path), no_progress)
 
 
 @pytest.mark.usefixtures("build")
@@ -95,20 +88,15 @@ def test_the_options_reach_the_builder_configuration(tmp_path: Path, build: Fake
     assert build.config.profiling_verbosity == trt.ProfilingVerbosity.DETAILED
 
 
-def test_without_shapes_the_batch_goes_from_one_to_the_example(
-    tmp_path: Path, build: FakeBuild
-) -> None:
-    TensorRtEngine().build(request_for(tmp_path), no_progress)
-    assert build.shapes == {"x": ((1, 16), (8, 16), (8, 16))}
-
-
+@pytest.mark.parametrize(
+    ("asked", "batches"), [([], (1, 8, 8)), (["x=2x16:4x16:32x16"], (2, 4, 32))]
+)
 def test_asked_shapes_become_the_profile_and_runs_are_timed_at_opt(
-    tmp_path: Path, build: FakeBuild
+    tmp_path: Path, build: FakeBuild, asked: list[str], batches: tuple[int, ...]
 ) -> None:
-    shapes = parse_shapes(["x=2x16:4x16:32x16"])
-    TensorRtEngine().build(request_for(tmp_path, shapes=shapes), no_progress)
-    assert build.shapes == {"x": ((2, 16), (4, 16), (32, 16))}
-    assert build.run.shape == (4, 16)
+    TensorRtEngine().build(request_for(tmp_path, shapes=parse_shapes(asked)), no_progress)
+    assert build.shapes == {"x": tuple((size, 16) for size in batches)}
+    assert build.run.shape == (batches[1], 16)
 
 
 def test_a_profile_that_tensorrt_refuses_fails_the_build(tmp_path: Path, build: FakeBuild) -> None:
@@ -117,14 +105,28 @@ def test_a_profile_that_tensorrt_refuses_fails_the_build(tmp_path: Path, build: 
         TensorRtEngine().build(request_for(tmp_path), no_progress)
 
 
-@pytest.mark.parametrize("sparse", [False, True])
 def test_a_build_takes_the_timing_cache_that_is_there_and_leaves_its_own(
-    tmp_path: Path, build: FakeBuild, sparse: bool
+    tmp_path: Path, build: FakeBuild
 ) -> None:
     (tmp_path / "timing.cache").write_bytes(b"of another build")
-    TensorRtEngine().build(request_for(tmp_path, sparse=sparse), no_progress)
+    TensorRtEngine().build(request_for(tmp_path), no_progress)
     assert build.caches[0] == b"of another build"
     assert (tmp_path / "timing.cache").read_bytes() == b"timings"
+
+
+@pytest.mark.parametrize("broken", ["context", "enqueue"])
+def test_a_plan_that_cannot_run_is_kept_and_says_why(
+    tmp_path: Path, build: FakeBuild, broken: str
+) -> None:
+    if broken == "context":
+        build.run.engine.create_execution_context.side_effect = lambda *_: None
+    else:
+        build.run.can_run = False
+    result = TensorRtEngine().build(request_for(tmp_path), no_progress)
+    assert (tmp_path / "sparse.plan").read_bytes() == PLAN
+    assert "TensorRT" in (result.error or "")
+    assert (result.layers, result.profile) == (None, None)
+    assert "sparse.plan" in (tmp_path / "sparse.log").read_text()
 
 
 def test_the_log_holds_all_five_severities_in_tensorrts_own_format(

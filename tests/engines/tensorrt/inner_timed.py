@@ -85,17 +85,6 @@ def test_settings_inputs_and_size_are_those_of_the_plan(model: TensorRtTimedMode
     assert model.size_bytes == len(PLAN)
 
 
-def test_a_run_is_a_graph_that_is_launched(
-    model: TensorRtTimedModel, fake: FakeRun, library: ctypes.CDLL
-) -> None:
-    model.prepare({"x": X})
-    assert (model.settings.timing, model.settings.launches) == (GRAPH, 1)
-    enqueued, launched = fake.runs, library.launches()
-    assert [model.run_ms() for _ in range(3)] == pytest.approx([1.5, 1.5, 1.5])
-    # each sample follows a run that is not timed
-    assert (fake.runs, library.launches()) == (enqueued, launched + 6)
-
-
 def test_the_host_time_of_an_enqueue_is_kept(model: TensorRtTimedModel, fake: FakeRun) -> None:
     model.prepare({"x": X})
     enqueue = fake.context.execute_async_v3.side_effect
@@ -114,15 +103,16 @@ def test_the_host_time_of_an_enqueue_is_kept(model: TensorRtTimedModel, fake: Fa
 
 
 @pytest.mark.parametrize(("ms", "launches"), [(0.0, 50), (0.1, 10), (0.4, 3), (20.0, 1)])
-def test_short_runs_are_timed_in_a_row_of_a_millisecond(
+def test_a_run_is_a_graph_that_is_launched_for_a_millisecond(
     model: TensorRtTimedModel, fake: FakeRun, library: ctypes.CDLL, ms: float, launches: int
 ) -> None:
     fake.gpu_ms = ms
     model.prepare({"x": X})
-    assert model.settings.launches == launches
-    launched = library.launches()
-    assert model.run_ms() == pytest.approx(ms, abs=1e-4)
-    assert library.launches() == launched + 1 + launches
+    assert (model.settings.timing, model.settings.launches) == (GRAPH, launches)
+    enqueued, launched = fake.runs, library.launches()
+    assert [model.run_ms() for _ in range(3)] == pytest.approx([ms] * 3, abs=1e-4)
+    # each sample follows a run that is not timed
+    assert (fake.runs, library.launches()) == (enqueued, launched + 3 * (1 + launches))
 
 
 @pytest.mark.parametrize("is_invalid", [True, False])
@@ -192,7 +182,9 @@ def test_other_outputs_leave_the_prepared_inputs_to_the_next_run(
     model: TensorRtTimedModel, fake: FakeRun, library: ctypes.CDLL
 ) -> None:
     model.prepare({"x": X})
-    np.testing.assert_array_equal(model.outputs({"x": X[:1]})["y"], 2 * X[:1])
+    found = model.outputs({"x": X[:1]})["y"]
+    np.testing.assert_array_equal(found, 2 * X[:1])
+    assert found.dtype == np.float32
     alive = library.alive()
     assert model.run_ms() == pytest.approx(1.5)
     assert fake.shape == (3, 16)
@@ -240,12 +232,17 @@ def test_a_run_that_cannot_be_enqueued_fails(model: TensorRtTimedModel, fake: Fa
 def test_inputs_that_do_not_fit_are_bad_input(model: TensorRtTimedModel) -> None:
     with pytest.raises(BadInputError, match="16"):
         model.prepare({"x": X[:, :8]})
+    with pytest.raises(BadInputError, match="takes the inputs"):
+        model.outputs({"z": X})
 
 
 @pytest.mark.usefixtures("fake")
 def test_a_plan_that_does_not_load_leaves_nothing_open(plan: Path, library: ctypes.CDLL) -> None:
     plan.write_bytes(b"of another version")
     with pytest.raises(BuildFailedError, match=r"cannot load .*sparse\.plan"):
+        open_plan(plan)
+    plan.unlink()
+    with pytest.raises(BadInputError, match="cannot read"):
         open_plan(plan)
     assert library.alive() == 0
 

@@ -79,7 +79,9 @@ def test_every_mode_computes_what_the_module_computes(mode: str, opened: Open) -
 
 
 @pytest.mark.parametrize("mode", [mode for mode in BOUNDS if mode != "channels_last"])
-def test_inputs_by_name_reach_forward_by_name_at_another_batch(mode: str, opened: Open) -> None:
+def test_inputs_by_name_reach_forward_at_another_batch_and_settings_say_what_runs(
+    mode: str, opened: Open
+) -> None:
     inputs = rolled(arrays_of(mlp()), 3)
     model = opened(mlp(), mode)
     model.prepare(inputs)
@@ -87,21 +89,11 @@ def test_inputs_by_name_reach_forward_by_name_at_another_batch(mode: str, opened
     found = model.outputs(inputs)["y"]
     assert found.shape == (12, 16)
     assert error_of(found, expected(mlp(), inputs)["y"]) < BOUNDS[mode]
-
-
-@pytest.mark.parametrize(
-    ("mode", "precision"),
-    [
-        ("eager", "float32"),
-        ("autocast-fp16", "float16"),
-        ("bf16", "bfloat16"),
-    ],
-)
-def test_the_settings_say_what_runs(mode: str, precision: str, opened: Open) -> None:
-    settings = opened(mlp(), mode).settings
-    assert (settings.engine, settings.mode, settings.precision) == ("torch", mode, precision)
-    assert (settings.model, settings.weights) == ("model.py:make", "dense")
-    assert settings.version == torch.__version__
+    settings = model.settings
+    assert (settings.engine, settings.mode, settings.weights) == ("torch", mode, "dense")
+    assert (settings.model, settings.version) == ("model.py:make", torch.__version__)
+    kinds = {"eager": "float32", "autocast-fp16": "float16", "fp16": "float16"}
+    assert settings.precision == kinds.get(mode, "bfloat16")
     assert settings.sparse_kernels is None
     if not ON_GPU:
         assert (settings.device, settings.threads) == ("CPU", 1)

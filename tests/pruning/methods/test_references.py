@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support import calibrated_layers
 from support.calibrated_layers import KINDS, CalibratedLayer, Unit
 from support.matrix_problem import solve_layer
 
 from twofour.pattern import check
 from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.methods import METHODS
-from twofour.pruning.statistics import InputSums
 from twofour.records.options import MethodOptions
 from twofour.records.weights import Pattern
 
@@ -84,16 +84,8 @@ def admm(weight: Vector, unit: Unit, pattern: Pattern) -> Vector:
     return sparse / norms
 
 
-def least_squares(weight: Vector, pruned: Vector, unit: Unit) -> Vector:
-    """The best values at the places of the non-zeros."""
-    gram, kept = damped_gram(unit), np.flatnonzero(pruned)
-    result = np.zeros_like(weight)
-    result[kept] = np.linalg.solve(gram[np.ix_(kept, kept)], gram[kept] @ weight)
-    return result
-
-
 def conjugate_gradients(weight: Vector, pruned: Vector, unit: Unit, steps: int) -> Vector:
-    """The same, on its way: steps on the kept weights alone, preconditioned by the diagonal."""
+    """Steps to the best values of the kept weights alone, preconditioned by the diagonal."""
     kept = np.flatnonzero(pruned)
     gram = damped_gram(unit)
     inner, values = gram[np.ix_(kept, kept)], pruned[kept]
@@ -123,19 +115,7 @@ PATTERNS = [Pattern(2, 4), Pattern(1, 2), Pattern(4, 8), Pattern(3, 5), Pattern(
 
 
 def problem_of(layer: CalibratedLayer, pattern: Pattern) -> LayerProblem:
-    sums = InputSums()
-    half = layer.rows.shape[1] // 2
-    for rows in (layer.rows[:, :half], layer.rows[:, half:]):
-        sums.add(rows, np.ones(rows.shape[1]))
-    statistics = sums.statistics()
-    assert statistics is not None
-    return LayerProblem(
-        stored=layer.weight,
-        layout=layer.layout,
-        pattern=pattern,
-        statistics=statistics,
-        has_bias=True,
-    )
+    return calibrated_layers.problem_of(layer, pattern, np.ones(layer.rows.shape[1]))
 
 
 def by_hand(layer: CalibratedLayer, one: Callable[[Vector, Unit], Vector]) -> NDArray[np.float64]:
@@ -182,23 +162,17 @@ def test_a_method_is_its_reference_on_every_kind_of_layer(
 def test_a_refit_is_conjugate_gradients_towards_least_squares(kind: str) -> None:
     pattern = Pattern(2, 4)
     layer = KINDS[kind](4, 1)
-    problem = problem_of(layer, pattern)
-    wanda_alone = by_hand(layer, lambda weight, unit: wanda(weight, unit, pattern))
-    for steps in (3, 200):
+    alone = by_hand(layer, lambda weight, unit: wanda(weight, unit, pattern))
 
-        def refitted(weight: Vector, unit: Unit, steps: int = steps) -> Vector:
-            pruned = wanda(weight, unit, pattern)
-            if steps == 3:
-                return conjugate_gradients(weight, pruned, unit, steps)
-            return least_squares(weight, pruned, unit)
+    def refitted(weight: Vector, unit: Unit) -> Vector:
+        return conjugate_gradients(weight, wanda(weight, unit, pattern), unit, 3)
 
-        options = MethodOptions(refit=steps, damping=DAMPING)
-        solved = solve_layer(problem, METHODS["wanda"], options)
-        expected = by_hand(layer, refitted)
-        if check(layer.weight, layer.layout.axis, pattern).holds:
-            expected = wanda_alone
-        assert np.allclose(solved.weight, expected, rtol=1e-6, atol=1e-7)
-        assert np.array_equal(solved.weight != 0, wanda_alone != 0)
+    options = MethodOptions(refit=3, damping=DAMPING)
+    solved = solve_layer(problem_of(layer, pattern), METHODS["wanda"], options)
+    holds = check(layer.weight, layer.layout.axis, pattern).holds
+    expected = alone if holds else by_hand(layer, refitted)
+    assert np.allclose(solved.weight, expected, rtol=1e-6, atol=1e-7)
+    assert np.array_equal(solved.weight != 0, alone != 0)
 
 
 @pytest.mark.parametrize("kind", ["conv2d, groups", "transposed, 2d"])

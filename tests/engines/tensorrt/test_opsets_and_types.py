@@ -1,8 +1,12 @@
+"""What a version of TensorRT reads, and which types a file has."""
+
 from __future__ import annotations
 
 import pytest
+from onnx import TensorProto, helper
+from support import onnx_models as om
 
-from twofour.engines.tensorrt.bindings import opset_advice, opset_for
+from twofour.engines.tensorrt.bindings import opset_advice, opset_for, precisions_of
 
 
 @pytest.mark.parametrize("version", ["8.6.0", "8.x from 8.6 on", "9.3.0"])
@@ -29,3 +33,11 @@ def test_the_opset_to_export_in_is_one_that_the_version_reads(
     version: str | None, opset: int | None
 ) -> None:
     assert opset_for(version) == opset
+
+
+def test_the_type_that_a_cast_makes_is_one_of_the_model() -> None:
+    nodes = [
+        helper.make_node("Cast", ["x"], ["h"], to=TensorProto.FLOAT16),
+        helper.make_node("Cast", ["h"], ["y"], to=TensorProto.FLOAT),
+    ]
+    assert precisions_of(om.model(nodes, {}, inputs={"x": [2, 8]})).in_words == "float16"
