@@ -73,8 +73,10 @@ def failure(
 @pytest.mark.parametrize("layer", [DataDependent(), OwnKernel()])
 def test_a_layer_that_torch_cannot_export_is_named(layer: nn.Module, tmp_path: Path) -> None:
     net = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.ReLU(), layer))
-    error = failure(net, torch.randn(4, 8), tmp_path)
-    assert "layer 1.1 of Sequential" in error.message
+    of_values = failure(net, torch.randn(4, 8), tmp_path)
+    of_fake_tensors = failure(net.half(), torch.randn(4, 8).half(), tmp_path)
+    for error in (of_values, of_fake_tensors):
+        assert error.message.startswith("torch cannot export layer 1.1 of Sequential to ONNX: ")
 
 
 def test_a_forward_that_fails_is_quoted_with_the_layer(tmp_path: Path) -> None:
