@@ -10,7 +10,8 @@ import pytest
 from support.forecast_cases import DENSE, LAYER, LOSING
 
 from twofour.forecasting.expected import expected_gain, verdict_of
-from twofour.records.forecast import ForecastGain, LayerForecast, Worth
+from twofour.forecasting.model_forecast import PUBLISHED
+from twofour.records.forecast import WORTH, ForecastGain, LayerForecast, Worth
 
 INT8 = replace(LAYER, precision="INT8")
 
@@ -77,3 +78,19 @@ def test_the_fit_to_published_engines_is_near_the_shares_that_are_taken() -> Non
     assert share == pytest.approx(0.50, abs=0.1)
     assert low == pytest.approx(0.10, abs=0.1)
     assert high == pytest.approx(0.85, abs=0.1)
+
+
+NONE_OR_ONE = 1
+"""Published engines below the least bound: too few to say a share of them."""
+
+
+def test_an_answer_counts_the_engines_of_the_table_by_their_bound() -> None:
+    gains: dict[Worth, list[float]] = {verdict: [] for verdict in Worth}
+    for engine in published_gains.published():
+        if engine.version >= published_gains.REPAIRED:
+            gains[verdict_of(engine.at_most)].append(engine.gain)
+    assert len(gains.pop(Worth.NO)) <= NONE_OR_ONE
+    assert {
+        verdict: (len(all_of_it), sum(gain > WORTH for gain in all_of_it))
+        for verdict, all_of_it in gains.items()
+    } == {verdict: counts[:2] for verdict, counts in PUBLISHED.items()}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -18,10 +19,22 @@ from support.torch_small_modules import (
     transformer,
 )
 from torch import nn
+from torch._inductor import config as inductor
 
 from twofour.engines.protocol import TimedModel
-from twofour.engines.torch.engine import TorchProgram
+from twofour.engines.tensorrt.plan import GPU
+from twofour.engines.torch.engine import (
+    MODES,
+    TorchEngine,
+    TorchProgram,
+    TorchTensorRtEngine,
+    cosine_of,
+    in_one_line,
+    pack,
+    torch_errors,
+)
 from twofour.errors import BuildFailedError, MissingToolError
+from twofour.records.latency import SPARSITY_OFF
 
 ON_GPU = torch.cuda.is_available()
 cpu_only = pytest.mark.skipif(ON_GPU, reason="float32 attention and CPU kernels only")
@@ -181,3 +194,180 @@ def test_channels_last_reaches_weights_and_inputs(opened: Open) -> None:
 def test_sparse_kernels_without_a_gpu_are_a_missing_tool(backend: str) -> None:
     with pytest.raises(MissingToolError, match="need a GPU with sparse tensor cores"):
         open_torch(mlp(), f"semi-structured-{backend}")
+
+
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+
+
+@no_gpu
+def test_every_mode_says_what_is_missing() -> None:
+    statuses = {f"torch:{mode}": TorchEngine().status(mode) for mode in MODES}
+    for mode in (GPU, SPARSITY_OFF):
+        statuses[f"torch-tensorrt:{mode}"] = TorchTensorRtEngine().status(mode)
+    missing = {name: status.why_not for name, status in statuses.items() if status.why_not}
+    assert set(missing) == {
+        "torch:semi-structured-cusparselt",
+        "torch:semi-structured-cutlass",
+        "torch:sdpa-efficient",
+        "torch:sdpa-cudnn",
+        "torch:dynamic-int8",
+        "torch:static-int8",
+        "torch:torchscript",
+        "torch:xla",
+        f"torch-tensorrt:{GPU}",
+        f"torch-tensorrt:{SPARSITY_OFF}",
+    }
+    assert set(missing) == {name for name, status in statuses.items() if not status.can_run}
+    assert "onnxruntime:int8" in str(statuses["torch:static-int8"].hint)
+    assert missing["torch:xla"].startswith("twofour does not run torch_xla")
+    assert "need a GPU with sparse tensor cores" in missing["torch:semi-structured-cutlass"]
+    assert "torch has this attention on GPUs only" in missing["torch:sdpa-cudnn"]
+
+
+# --- torch.compile --------------------------------------------------------------------------------
+
+
+needs_compiler = pytest.mark.skipif(
+    not torch.cuda.is_available() and shutil.which("g++") is None, reason="needs a C++ compiler"
+)
+
+
+@needs_compiler
+@pytest.mark.parametrize("batches", [1, pytest.param(2, marks=pytest.mark.full)])
+def test_compiled_kernels_follow_the_batch(batches: int) -> None:
+    inputs = arrays_of(mlp())
+    larger = {name: np.concatenate([array, array]) for name, array in inputs.items()}
+    model = open_torch(mlp(), "compile")
+    assert model.settings.options[:2] == ("dynamic=False", "graphs=1")
+    for given in (inputs, larger)[:batches]:
+        model.prepare(given)
+        assert model.run_ms() > 0
+        found = model.outputs(given)["y"]
+        wanted = np.asarray(expected(mlp(), given)["y"], np.float32)
+        np.testing.assert_allclose(found, wanted, atol=1e-5)
+    model.close()
+
+
+def test_a_module_of_which_nothing_is_compiled_is_no_compiled_row() -> None:
+    class Opaque(nn.Module):
+        @torch._dynamo.disable  # type: ignore[untyped-decorator]  # torch lacks the types
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1
+
+    made = program(Opaque(), (torch.ones(2, 3),), inputs=("x",))
+    with pytest.raises(BuildFailedError, match="compiled nothing of"):
+        open_torch(made, "compile")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU needs Triton instead")
+def test_without_a_compiler_the_row_of_torch_compile_says_so() -> None:
+    with (
+        inductor.patch({"cpp.cxx": ("no-such-compiler",)}),
+        pytest.raises(BuildFailedError, match=r"C\+\+ compiler"),
+    ):
+        open_torch(mlp(), "compile")
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        ("", "RuntimeError: no message"),
+        ("one\ntwo", "RuntimeError: one"),
+        (
+            "backend='inductor' raised:\nIndexError: x",
+            "RuntimeError: backend='inductor' raised: IndexError: x",
+        ),
+        (
+            "C++ compile error\n\nCommand:\ng++ a.cpp\n\nOutput:\n"
+            "a.cpp:1:10: fatal error: Python.h: missing\n",
+            "RuntimeError: C++ compile error: a.cpp:1:10: fatal error: Python.h: missing",
+        ),
+    ],
+)
+def test_an_error_of_torch_becomes_one_line(message: str, line: str) -> None:
+    assert in_one_line(RuntimeError(message)) == line
+
+
+def test_memory_that_ran_out_hints_at_the_batch() -> None:
+    with (
+        pytest.raises(BuildFailedError, match="OutOfMemoryError: no room") as info,
+        torch_errors("torch:eager failed"),
+    ):
+        raise torch.OutOfMemoryError("no room")
+    assert info.value.hint == "use a smaller batch"
+
+
+# --- semi-structured weights ----------------------------------------------------------------------
+
+
+needs_sparse_gpu = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0),
+    reason="needs a GPU with sparse tensor cores",
+)
+
+
+def sparse_weight(rows: int, columns: int) -> torch.Tensor:
+    kept = torch.tensor([0, 1, 1, 0]).repeat(columns // 4 + 1)[:columns]
+    return kept.repeat(rows, 1).to(torch.float16)
+
+
+def make_sparse(*layers: nn.Linear) -> None:
+    with torch.no_grad():
+        for layer in layers:
+            layer.weight *= sparse_weight(layer.out_features, layer.in_features)
+
+
+def test_layers_that_cannot_be_packed_keep_their_weights_and_say_why() -> None:
+    layers = [nn.Linear(64, 32).half() for _ in range(3)]
+    make_sparse(*layers[:2])
+    # 2:4 along the outputs is not 2:4 for the kernel, though torch would take it
+    layers[2].weight.data = sparse_weight(64, 32).T.contiguous()
+    before = [layer.weight for layer in layers]
+    why = [pack(layer, "cutlass") for layer in layers]
+    # on a CPU torch itself refuses those that fit
+    assert all("Only CUDA tensors are currently supported" in str(text) for text in why[:2])
+    assert why[2] == "the weight is not 2:4"
+    assert [layer.weight for layer in layers] == before
+
+
+def test_the_cosine_tells_other_outputs_from_rounded_ones() -> None:
+    a = torch.linspace(-1, 1, 200)
+    assert cosine_of(a, a.half()) == pytest.approx(1.0, abs=1e-6)
+    assert cosine_of(a, -a) == pytest.approx(-1.0)
+    assert cosine_of(torch.zeros(3), torch.zeros(3)) == 1.0
+    assert cosine_of(torch.zeros(3), torch.ones(3)) == 0.0
+    assert cosine_of(torch.tensor([3.0, 4.0]), torch.tensor([4.0, 3.0])) == pytest.approx(0.96)
+    assert not cosine_of(a, torch.full_like(a, torch.nan)) >= 0.99
+    # what overflowed in dense kernels too is no fault of the sparse ones
+    assert cosine_of(torch.tensor([1.0, torch.inf]), torch.tensor([2.0, 5.0])) == 1.0
+
+
+def sparse_net() -> TorchProgram:
+    torch.manual_seed(0)
+    layers = nn.Linear(128, 256), nn.Linear(256, 128), nn.Linear(128, 10)
+    make_sparse(*layers)
+    module = nn.Sequential(layers[0], nn.ReLU(), *layers[1:])
+    return program(module, (torch.randn(16, 128),), inputs=("x",))
+
+
+@needs_sparse_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["cusparselt", "cutlass"])
+def test_sparse_kernels_compute_what_dense_ones_do(backend: str) -> None:
+    inputs = arrays_of(sparse_net())
+    dense = open_torch(sparse_net(), "fp16")
+    wanted = torch.from_numpy(dense.outputs(inputs)["y"])
+    dense.close()
+    model = open_torch(sparse_net(), f"semi-structured-{backend}")
+    assert model.settings.sparse_kernels is True
+    assert "sparse_layers=2 of 3 Linear" in model.settings.options
+    assert cosine_of(wanted, torch.from_numpy(model.outputs(inputs)["y"])) > 0.9999
+    model.close()
+
+
+@needs_sparse_gpu
+@pytest.mark.gpu
+def test_dense_weights_have_no_layer_for_sparse_kernels() -> None:
+    made = program(nn.Linear(128, 256), (torch.randn(16, 128),), inputs=("x",))
+    with pytest.raises(BuildFailedError, match="its weight is not 2:4"):
+        open_torch(made, "semi-structured-cutlass")
