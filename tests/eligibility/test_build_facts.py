@@ -16,9 +16,7 @@ from twofour.eligibility import remedies
 from twofour.eligibility.build_evidence import BuildEvidence
 from twofour.eligibility.build_facts import (
     NOTHING_KNOWN,
-    Typing,
     build_facts,
-    typing_of,
 )
 from twofour.eligibility.join import join_report, report_from_engine
 from twofour.eligibility.remedies import Remedy, still_to_do
@@ -165,22 +163,6 @@ def test_forced_sparsity_is_not_sparse_weights_allowed_as_they_are() -> None:
     assert still_to_do(build_facts(off, None), remedies.ALLOW_SPARSE) != ()
 
 
-@pytest.mark.parametrize(
-    ("version", "typing"),
-    [
-        ((), None),
-        ((8, 6, 1), Typing.WEAK),
-        ((9, 2), Typing.WEAK),
-        ((10, 16), Typing.STRONG_BY_FLAG),
-        ((11, 0, 0), Typing.STRONG),
-    ],
-)
-def test_a_version_says_where_its_builder_takes_types_from(
-    version: tuple[int, ...], typing: Typing | None
-) -> None:
-    assert typing_of(version) is typing
-
-
 # --- where support for 2:4 ended: each time with the source and its date --------------------------
 
 
@@ -236,11 +218,8 @@ def test_a_report_says_once_what_concerns_its_build(
 ) -> None:
     options = {name: value for name, value in given.items() if name != "capability"}
     log = replace(build(version=version, **options), compute_capability=given.get("capability"))
-    notes = joined(report(conv("a", 512, 512)), build=log).notes
+    weight = conv("a", 512, 512)
+    notes = joined(report(weight), build=log).notes
     assert notes.count(fact.in_words) == is_said
-
-
-def test_a_file_with_pairs_is_not_told_that_calibrators_ended() -> None:
-    pairs = report(replace(conv("a", 512, 512), **int8(output=True)))
-    log = build(version="v8601", options="--int8")
-    assert support.QDQ_ONLY.in_words not in joined(pairs, build=log).notes
+    pairs = joined(report(replace(weight, **int8(output=True))), build=log).notes
+    assert pairs.count(fact.in_words) == (is_said and fact is not support.QDQ_ONLY)

@@ -19,7 +19,7 @@ from support.join_cases import (
     report_from_log,
     tuned,
 )
-from support.report_cases import big, check, codes, conv, grouped, int8, matmul, report
+from support.report_cases import big, broken, codes, conv, grouped, int8, matmul, report
 
 from twofour.eligibility.build_evidence import BuildEvidence
 from twofour.eligibility.join import join_report
@@ -150,11 +150,6 @@ QKV = (
 )
 
 
-def prunable(name: str) -> Any:
-    weight = conv(name, 512, 512, node=name)
-    return weight, check(weight, violations=7)
-
-
 def verdicts(evidence: BuildEvidence) -> dict[str, Verdict]:
     weights = [matmul(n.name, 512, 512, node=n.name) for n in QKV]
     return {v.layer: v for v in join_report(report(*weights), evidence).verdicts}
@@ -183,7 +178,7 @@ def test_metadata_that_names_several_products_shows_those_of_one_input_alone() -
     assert "FUSED_SIBLINGS" not in codes(found["o"])
 
 
-@pytest.mark.parametrize("spoiler", [prunable("k"), grouped("k")])
+@pytest.mark.parametrize("spoiler", [broken("k"), grouped("k")])
 def test_a_layer_fused_with_one_that_cannot_run_sparse_names_that_one(spoiler: Any) -> None:
     nodes = tuple(node(n, "Conv", "x", f"{n}.weight", constants=(f"{n}.weight",)) for n in "qk")
     predicted = report(conv("q", 512, 512, node="q"), spoiler)

@@ -21,7 +21,7 @@ from support.join_cases import (
     report_from_log,
     tuned,
 )
-from support.report_cases import big, check, codes, gpu, grouped, matmul, report
+from support.report_cases import big, broken, check, codes, gpu, grouped, matmul, report
 
 from twofour.eligibility.build_evidence import BuildEvidence, choose_build
 from twofour.eligibility.build_facts import build_facts
@@ -37,10 +37,6 @@ from twofour.reports.log_document import answer
 CHOSEN, ELIGIBLE = VerdictName.CHOSEN, VerdictName.ELIGIBLE
 NOT_ELIGIBLE, UNKNOWN = VerdictName.NOT_ELIGIBLE, VerdictName.UNKNOWN
 SWITCH_ON = "build with sparse weights allowed (trtexec --sparsity=enable, SPARSE_WEIGHTS)"
-
-
-def broken(name: str) -> tuple[Weight, Any]:
-    return big(name), check(big(name), violations=7)
 
 
 def names(found: EligibilityReport) -> list[VerdictName]:

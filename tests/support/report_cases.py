@@ -65,6 +65,11 @@ def big(name: str = "a", **changes: Any) -> Weight:
     return conv(name, 512, 512, **{"node": name, **changes})
 
 
+def broken(name: str) -> tuple[Weight, WeightCheck]:
+    """The same, not pruned."""
+    return big(name), check(big(name), violations=7)
+
+
 def grouped(name: str = "g") -> Weight:
     """A layer that no sparse kernel takes."""
     return conv(name, 128, 128, groups=32, node=name)
