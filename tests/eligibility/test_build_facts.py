@@ -145,6 +145,7 @@ def test_the_types_of_a_build_come_from_its_options_its_words_or_its_kernels(
         ("v101601", "", ("Precision: Strongly Typed",), True),
         ("v101601", "--fp16", ("Precision: FP32+FP16",), False),
         ("v101601", "", (), None),
+        ("v9300", "", (), None),
         ("v110100", "", (), None),
     ],
 )

@@ -258,14 +258,6 @@ def write(path: Path, node: onnx.NodeProto, input_type: int, output_type: int) -
     return om.save(helper.make_model(graph, opset_imports=[opset], ir_version=8), path)
 
 
-def test_one_session_gives_outputs_shapes_and_providers(tmp_path: Path) -> None:
-    with OrtSession(save(tmp_path / "model.onnx", np.float32), threads=1) as session:
-        assert session.providers == (CPU,)
-        assert session.inputs == (TensorShape(name="x", dtype="float32", shape=("batch", 16)),)
-        assert session.load_s > 0
-        np.testing.assert_allclose(session.outputs({"x": X})["y"], X @ WEIGHT, rtol=1e-5)
-
-
 def test_float32_examples_feed_a_float16_model(tmp_path: Path) -> None:
     y = OrtSession(save(tmp_path / "half.onnx", np.float16)).outputs({"x": X})["y"]
     assert y.dtype == np.float16
@@ -295,7 +287,7 @@ def test_bfloat16_goes_in_and_comes_out_where_kernels_are(tmp_path: Path) -> Non
 
 def test_a_model_that_is_invalid_fails_the_build(tmp_path: Path) -> None:
     node = helper.make_node("Nope", ["x"], ["y"], name="bad")
-    path = write(tmp_path / "bad.onnx", node, TensorProto.FLOAT, TensorProto.FLOAT)
+    path = om.save(om.model([node], {}, inputs={"x": [2, 16]}), tmp_path / "bad.onnx")
     with pytest.raises(BuildFailedError, match=r"cannot load .*bad\.onnx.*Nope") as failure:
         OrtSession(path)
     assert not isinstance(failure.value, CannotRunError)

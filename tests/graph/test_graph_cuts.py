@@ -159,20 +159,6 @@ def test_a_matrix_of_a_stack_stays_dense_where_another_one_is_no_weight(tmp_path
     assert "part of the array 'w', which second uses too" in row.reasons[0].message
 
 
-def test_layers_that_need_other_axes_of_one_array_are_refused_with_a_way_out(
-    tmp_path: Path,
-) -> None:
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["y"], name="one"),
-        helper.make_node("Gemm", ["x", "w"], ["z"], name="two", transB=1),
-    ]
-    constants = {"w": om.weights(32, 32)}
-    model = om.model(nodes, constants, inputs={"x": [2, 32]}, outputs=["y", "z"])
-    source = om.save(model, tmp_path / "a.onnx")
-    with pytest.raises(BadInputError, match="share the weight w"):
-        prune_onnx(open_onnx(source), tmp_path / "b.onnx", TWO_FOUR)
-
-
 def test_constants_of_one_name_in_two_branches_are_two_weights() -> None:
     def branch(seed: int, width: int) -> onnx.GraphProto:
         node = helper.make_node("MatMul", ["x", "w"], ["o"], name="mm")
