@@ -259,22 +259,15 @@ def test_a_folder_nothing_was_built_in_says_what_to_run_where(tmp_path: Path) ->
 def test_the_command_line_writes_the_folder_and_says_how_to_go_on(tmp_path: Path) -> None:
     source = model(tmp_path / "m.onnx")
     out = tmp_path / "with a space"
-    arguments = ["build", str(source), "--emit-trtexec", str(out), "--engine", "onnxruntime"]
-    result = CliRunner().invoke(
-        application(), [*arguments, "--tensorrt-version", "8.6", "--opt-level", "4"]
-    )
+    arguments = ["build", str(source), "--engine", "onnxruntime", "--tensorrt-version", "8.6"]
+    emitting = [*arguments, "--emit-trtexec", str(out), "--opt-level", "4"]
+    result = CliRunner().invoke(application(), emitting)
     assert result.exit_code == 0, result.output
     assert f"twofour report '{out}', " in result.stdout
     assert "--builderOptimizationLevel=4" in shlex.split((out / "build.sh").read_text())
     assert not (tmp_path / "runs").exists()
-
-
-def test_the_command_line_prints_the_record_alone_with_json(tmp_path: Path) -> None:
-    source = model(tmp_path / "m.onnx")
-    command = ["build", str(source), "--emit-trtexec", str(tmp_path / "out"), "--json"]
-    result = CliRunner().invoke(application(), [*command, "--tensorrt-version", "8.6"])
-    assert result.exit_code == 0, result.output
-    printed = json.loads(result.stdout)
+    emitting = [*arguments, "--emit-trtexec", str(tmp_path / "out"), "--json"]
+    printed = json.loads(CliRunner().invoke(application(), emitting).stdout)
     assert [v["variant"] for v in printed["variants"]] == ["sparse", "dense"]
     advice = "has 18: export the torch model with --opset 17"
     assert any(advice in note for note in printed["notes"])

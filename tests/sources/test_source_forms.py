@@ -120,9 +120,8 @@ def _source(path: Path, options: ExampleInputs | None = None) -> OnnxSource:
 
 
 def _external(name: str, location: str) -> TensorProto:
-    tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=[2])
-    tensor.data_location = TensorProto.EXTERNAL
-    tensor.external_data.add(key="location", value=location)
+    tensor = numpy_helper.from_array(np.zeros(2, np.float32), name)
+    om.make_external(tensor, location)
     return tensor
 
 
