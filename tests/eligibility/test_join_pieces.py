@@ -19,7 +19,7 @@ from support.join_cases import (
     report_from_log,
     tuned,
 )
-from support.report_cases import big, broken, codes, conv, grouped, int8, matmul, report
+from support.report_cases import big, broken, codes, conv, grouped, int8, matmul, report, totals_of
 
 from twofour.eligibility.build_evidence import BuildEvidence
 from twofour.eligibility.join import join_report
@@ -196,8 +196,7 @@ def test_a_layer_fused_with_one_that_cannot_run_sparse_names_that_one(spoiler: A
         assert (q.verdict, codes(q)) == (VerdictName.NOT_ELIGIBLE, ["FUSED_SIBLINGS", "NOT_LISTED"])
         assert "; of them k cannot run sparse" in q.reasons[0].message
         assert q.remedy == f"{PRUNE_FUSED.text}: k"
-        assert found.totals is not None
-        assert found.totals.disagreements == ()
+        assert totals_of(found).disagreements == ()
 
 
 def one(evidence: BuildEvidence) -> Verdict:

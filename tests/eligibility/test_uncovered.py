@@ -22,7 +22,7 @@ from support.join_cases import (
     node,
 )
 from support.rendered import eligibility_table, to_csv, to_html, to_markdown
-from support.report_cases import check, conv, matmul, pruned_row, reason, report
+from support.report_cases import check, conv, matmul, pruned_row, reason, report, totals_of
 
 from twofour.eligibility.build_evidence import BuildEvidence
 from twofour.eligibility.join import join_report
@@ -79,8 +79,7 @@ def test_the_weights_of_the_table_add_up_to_all_that_is_stored() -> None:
 def test_shares_with_evidence_have_a_part_that_is_not_covered() -> None:
     joined = join_report(recurrent(), BuildEvidence())
     assert joined.summary == recurrent().summary
-    assert joined.totals is not None
-    assert joined.totals.shares == (
+    assert totals_of(joined).shares == (
         Share(
             unit=ShareUnit.WEIGHTS,
             total=800_000.0,
@@ -91,16 +90,15 @@ def test_shares_with_evidence_have_a_part_that_is_not_covered() -> None:
             not_covered=600_000.0,
         ),
     )
-    assert "(head and LSTM:0)" in joined.totals.notes[0]
+    assert "(head and LSTM:0)" in totals_of(joined).notes[0]
 
 
 def test_multiply_adds_of_recurrent_layers_are_not_covered() -> None:
     nodes = (node("node_head", "MatMul", multiply_adds=2_000), node("LSTM:0", multiply_adds=9_000))
     joined = join_report(recurrent(), BuildEvidence(nodes=nodes))
-    assert joined.totals is not None
-    (share,) = (s for s in joined.totals.shares if s.unit is ShareUnit.MULTIPLY_ADDS)
+    (share,) = (s for s in totals_of(joined).shares if s.unit is ShareUnit.MULTIPLY_ADDS)
     assert (share.total, share.eligible, share.not_covered) == (11_000, 2_000, 9_000)
-    assert not any("multiply-adds" in note for note in joined.totals.notes)
+    assert not any("multiply-adds" in note for note in totals_of(joined).notes)
 
 
 def test_multiply_adds_of_a_layer_count_once_where_another_array_of_it_is_not_covered() -> None:
@@ -165,8 +163,7 @@ def test_a_layer_that_was_not_exported_is_a_row_that_counts() -> None:
     summary = made.summary
     assert (summary.layers, summary.not_in_engine) == (2, 1)
     assert (summary.weights, summary.weights_eligible) == (512 * 512 + 64 * 32, 512 * 512)
-    assert made.totals is not None
-    assert (made.totals.shares[0].total, made.totals.shares[0].other) == (264_192.0, 2048.0)
+    assert (totals_of(made).shares[0].total, totals_of(made).shares[0].other) == (264_192.0, 2048.0)
     assert missed_gates(made, Gates(min_eligible=1.0)) == ()
 
 
@@ -216,8 +213,7 @@ def _printed(renderable: Any) -> str:
 def test_rows_totals_and_formats_name_the_same_layers(case: str) -> None:
     given, wrong = _CASES[case]
     found, evidence = _joined(given)
-    assert found.totals is not None
-    assert {d.layer for d in found.totals.disagreements} == wrong
+    assert {d.layer for d in totals_of(found).disagreements} == wrong
     said = {v.layer for v in found.verdicts if "the rules said" in str(v.reasons)}
     assert said == wrong
     rows = {row["layer"]: row for row in csv.DictReader(io.StringIO(to_csv(found)))}
