@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 from support import onnx_models as om
 from support.real_logs import real_log
 from support.report_cases import totals_of
@@ -31,29 +31,21 @@ CHOSEN, ELIGIBLE = VerdictName.CHOSEN, VerdictName.ELIGIBLE
 
 def model(path: Path, *names: str) -> Path:
     """A chain of 1x1 convolutions of 256 channels, pruned to 2:4."""
-    weights, nodes, before = [], [], "x"
+    weights, nodes, before = {}, [], "x"
     for name in names:
-        array = np.random.default_rng(0).standard_normal((256, 256, 1, 1)).astype(np.float16)
+        array = om.weights(256, 256, 1, 1, dtype=np.float16)
         prune_in_place(array, 1, Pattern(2, 4))
-        weights.append(numpy_helper.from_array(array, f"{name}.w"))
+        weights[f"{name}.w"] = array
         inputs, outputs = [before, f"{name}.w"], [f"{name}_out"]
         nodes.append(helper.make_node("Conv", inputs, outputs, name=name))
         before = f"{name}_out"
     return save(path, nodes, weights)
 
 
-def save(
-    path: Path, nodes: Sequence[onnx.NodeProto], weights: Sequence[onnx.TensorProto] = ()
-) -> Path:
-    """A graph from `x` (and `w`, where no weight has that name) to the last node's output."""
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT16, [1, 256, 8, 8])]
-    if not weights:
-        inputs.append(helper.make_tensor_value_info("w", TensorProto.FLOAT16, [256, 256, 1, 1]))
-    output = helper.make_tensor_value_info(nodes[-1].output[0], TensorProto.FLOAT16, None)
-    graph = helper.make_graph(list(nodes), "g", inputs, [output], list(weights))
-    opset = helper.make_opsetid("", 19)
-    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=9), path)
-    return path
+def save(path: Path, nodes: Sequence[onnx.NodeProto], weights: dict[str, om.Array]) -> Path:
+    """A graph from `x` to the last node's output."""
+    sizes: dict[str, list[int | str]] = {"x": [1, 256, 8, 8]}
+    return om.save(om.model(nodes, weights, inputs=sizes, outputs=nodes[-1].output), path)
 
 
 def built(
@@ -100,10 +92,10 @@ def of_file(name: str, eligible: Sequence[str], chosen: Sequence[str]) -> list[s
 
 
 def test_the_version_and_the_flags_of_another_model_s_build_set_no_verdict(tmp_path: Path) -> None:
-    weight = np.random.default_rng(0).standard_normal((256, 256)).astype(np.float16)
+    weight = om.weights(256, 256, dtype=np.float16)
     prune_in_place(weight, 0, Pattern(2, 4))
     product = helper.make_node("MatMul", ["x", "m.w"], ["y"], name="m")
-    onnx_file = save(tmp_path / "m.onnx", [product], [numpy_helper.from_array(weight, "m.w")])
+    onnx_file = save(tmp_path / "m.onnx", [product], {"m.w": weight})
     old = [line.replace("v101601", "v8601") for line in OTHER]
     alone = report_files(EvidenceFiles(onnx=onnx_file)).report
     strange = report_files(
@@ -313,7 +305,7 @@ def test_the_gpu_of_the_log_counts_and_not_that_of_this_machine(
 def test_the_types_of_the_build_in_the_log_decide_about_float32_layers(tmp_path: Path) -> None:
     array = np.zeros((256, 256), np.float32)
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y"], name="fc")]
-    path = save(tmp_path / "m.onnx", nodes, [numpy_helper.from_array(array, "w")])
+    path = save(tmp_path / "m.onnx", nodes, {"w": array})
     for precision, doubted in (("FP32", True), ("FP32+FP16", False), ("FP32+INT8", False)):
         stated = f"[07/07/2026-02:11:09] [I] Precision: {precision}"
         first, *rest = built(["fc"], [])
@@ -334,7 +326,7 @@ def test_a_profile_alone_names_no_layer_to_report_on(tmp_path: Path) -> None:
 
 
 def test_a_model_without_any_weight_says_so(tmp_path: Path) -> None:
-    path = save(tmp_path / "m.onnx", [helper.make_node("Relu", ["x"], ["y"], name="r")])
+    path = save(tmp_path / "m.onnx", [helper.make_node("Relu", ["x"], ["y"], name="r")], {})
     log = write(tmp_path / "l.log", GOOD)
     for files in (EvidenceFiles(onnx=path), EvidenceFiles(onnx=path, log=log)):
         with pytest.raises(BadInputError, match="no convolution or matrix") as caught:
