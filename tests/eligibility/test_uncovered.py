@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from rich.console import Console
 from support.join_cases import (
     DENSE,
     SPARSE,
@@ -32,6 +31,7 @@ from twofour.records.eligibility import EligibilityReport, Evidence, Share, Shar
 from twofour.records.log import Build
 from twofour.records.weights import NotCovered, PrunedWeight, ReasonCode
 from twofour.reports.explain import layer_story
+from twofour.reports.terminal import plain_text
 
 
 def group(op: str, weights: int, *, multiplies: bool = True, uses: int = 1) -> NotCovered:
@@ -202,13 +202,6 @@ def _joined(given: dict[str, Any]) -> tuple[EligibilityReport, BuildEvidence]:
     return join_report(report(*_WEIGHTS), evidence), evidence
 
 
-def _printed(renderable: Any) -> str:
-    console = Console(width=300, file=io.StringIO(), force_terminal=False)
-    console.print(renderable)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
-
-
 @pytest.mark.parametrize("case", _CASES)
 def test_rows_totals_and_formats_name_the_same_layers(case: str) -> None:
     given, wrong = _CASES[case]
@@ -218,9 +211,9 @@ def test_rows_totals_and_formats_name_the_same_layers(case: str) -> None:
     assert said == wrong
     rows = {row["layer"]: row for row in csv.DictReader(io.StringIO(to_csv(found)))}
     assert {name for name, row in rows.items() if row["rules_were_wrong"] == "true"} == wrong
-    told = {name for name in rows if "rules said" in _printed(layer_story(found, evidence, name))}
+    told = {name for name in rows if "rules said" in plain_text(layer_story(found, evidence, name))}
     assert told == wrong
-    for page in (_printed(eligibility_table(found)), to_markdown(found), to_html(found)):
+    for page in (plain_text(eligibility_table(found)), to_markdown(found), to_html(found)):
         assert len(re.findall(r"\(rules\b", page)) == len(wrong)
 
 

@@ -1,4 +1,4 @@
-"""The parts of the TensorRT engine that need no TensorRT; the others run in trt/."""
+"""The parts of the TensorRT engine that need no TensorRT; the others against real bindings."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from onnx import TensorProto, helper
 from support import onnx_models as om
+from support.real_bindings import run_inner
 
 from twofour.engines.tensorrt.bindings import (
     opset_advice,
@@ -29,14 +30,6 @@ def put_tensorrt(folder: Path, patch: pytest.MonkeyPatch, source: str) -> None:
     (folder / "tensorrt.py").write_text(source)
     patch.delitem(sys.modules, "tensorrt", raising=False)
     patch.syspath_prepend(folder)
-
-
-def test_without_the_package_the_status_names_the_extra(no_tensorrt: pytest.MonkeyPatch) -> None:
-    assert no_tensorrt
-    status = tensorrt_status()
-    assert (status.can_run, status.version) == (False, None)
-    assert status.why_not == "the Python package tensorrt is not installed"
-    assert "twofour[tensorrt]" in (status.hint or "")
 
 
 def test_a_missing_library_is_named(tmp_path: Path, no_tensorrt: pytest.MonkeyPatch) -> None:
@@ -112,3 +105,20 @@ def test_the_type_that_a_cast_makes_is_one_of_the_model() -> None:
         helper.make_node("Cast", ["h"], ["y"], to=TensorProto.FLOAT),
     ]
     assert precisions_of(om.model(nodes, {}, inputs={"x": [2, 8]})).in_words == "float16"
+
+
+HERE = Path(__file__).parent / "tensorrt"
+ALL = (HERE / "inner_build.py", HERE / "inner_timed.py")
+
+
+# --- real bindings, each version in a process of its own ------------------------------------------
+
+
+@pytest.mark.parametrize("major", ["trt10", pytest.param("trt11", marks=pytest.mark.full)])
+def test_the_engine_holds_against_the_real_bindings(major: str) -> None:
+    assert run_inner(major, *ALL, HERE / "inner_typed.py") >= 40
+
+
+@pytest.mark.full
+def test_the_engine_holds_against_the_real_bindings_of_86() -> None:
+    assert run_inner("trt8", *ALL, HERE / "inner_86.py") >= 40

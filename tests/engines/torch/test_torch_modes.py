@@ -37,7 +37,7 @@ from twofour.errors import BadInputError, BuildFailedError, MissingToolError
 from twofour.records.latency import SPARSITY_OFF
 
 ON_GPU = torch.cuda.is_available()
-cpu_only = pytest.mark.skipif(ON_GPU, reason="float32 attention and CPU kernels only")
+no_gpu = pytest.mark.skipif(ON_GPU, reason="there is a GPU")
 
 math_allowed: Callable[[], bool] = torch.backends.cuda.math_sdp_enabled
 
@@ -113,7 +113,7 @@ def test_inputs_by_name_reach_forward_at_another_batch_and_settings_say_what_run
         assert "monotonic clock" in settings.timing
 
 
-@cpu_only
+@no_gpu
 @pytest.mark.parametrize("mode", ["sdpa-flash", "sdpa-math"])
 @pytest.mark.parametrize("make", [attention, transformer])
 def test_attention_back_ends_agree(
@@ -124,7 +124,7 @@ def test_attention_back_ends_agree(
     assert error_of(model.outputs(inputs)["y"], expected(make(), inputs)["y"]) < 1e-5
 
 
-@cpu_only
+@no_gpu
 @pytest.mark.parametrize("mode", ["sdpa-efficient", "sdpa-cudnn"])
 def test_a_back_end_without_a_kernel_here_is_an_error_not_another_back_end(mode: str) -> None:
     with pytest.raises(MissingToolError, match="torch has this attention on GPUs only"):
@@ -189,14 +189,11 @@ def test_channels_last_reaches_weights_and_inputs(opened: Open) -> None:
     assert all(seen)
 
 
-@pytest.mark.skipif(ON_GPU, reason="there is a GPU")
+@no_gpu
 @pytest.mark.parametrize("backend", ["cusparselt", "cutlass"])
 def test_sparse_kernels_without_a_gpu_are_a_missing_tool(backend: str) -> None:
     with pytest.raises(MissingToolError, match="need a GPU with sparse tensor cores"):
         open_torch(mlp(), f"semi-structured-{backend}")
-
-
-no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
 
 @no_gpu
@@ -259,7 +256,7 @@ def test_a_module_of_which_nothing_is_compiled_is_no_compiled_row() -> None:
         open_torch(made, "compile")
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU needs Triton instead")
+@no_gpu
 def test_without_a_compiler_the_row_of_torch_compile_says_so() -> None:
     with (
         inductor.patch({"cpp.cxx": ("no-such-compiler",)}),
