@@ -53,9 +53,6 @@ def test_percentages_are_of_all_factors_and_of_no_embedding() -> None:
     summary = recurrent().summary
     assert (summary.weights, summary.weights_eligible) == (800_000, 200_000)
     assert (summary.weights_not_covered, summary.weights_elsewhere) == (600_000, 50_000)
-
-
-def test_a_page_says_what_is_not_covered_and_its_share() -> None:
     page = to_html(recurrent())
     assert "not covered: 600,000 weights in LSTM (2)" in page
     assert "not covered 75.0 %" in page

@@ -413,16 +413,12 @@ def test_the_fit_to_published_engines_is_near_the_shares_that_are_taken() -> Non
     assert high == pytest.approx(0.85, abs=0.1)
 
 
-NONE_OR_ONE = 1
-"""Published engines below the least bound: too few to say a share of them."""
-
-
 def test_an_answer_counts_the_engines_of_the_table_by_their_bound() -> None:
     gains: dict[Worth, list[float]] = {verdict: [] for verdict in Worth}
     for engine in published_gains.published():
         if engine.version >= published_gains.REPAIRED:
             gains[verdict_of(engine.at_most)].append(engine.gain)
-    assert len(gains.pop(Worth.NO)) <= NONE_OR_ONE
+    assert len(gains.pop(Worth.NO)) <= 1, "too few to say a share of them"
     assert {
         verdict: (len(all_of_it), sum(gain > WORTH for gain in all_of_it))
         for verdict, all_of_it in gains.items()

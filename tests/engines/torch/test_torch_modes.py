@@ -8,7 +8,6 @@ import numpy.typing as npt
 import pytest
 import torch
 from support.torch_small_modules import (
-    Arrays,
     arrays_of,
     attention,
     conv_net,
@@ -73,13 +72,6 @@ def error_of(found: npt.NDArray[np.generic], wanted: npt.NDArray[np.generic]) ->
     return float(np.abs(a - b).max() / np.abs(b).max())
 
 
-def rolled(inputs: Arrays, times: int) -> Arrays:
-    return {
-        name: np.concatenate([np.roll(array, n, axis=0) for n in range(times)])
-        for name, array in inputs.items()
-    }
-
-
 @pytest.mark.parametrize("mode", BOUNDS)
 def test_every_mode_computes_what_the_module_computes(mode: str, opened: Open) -> None:
     inputs = arrays_of(conv_net())
@@ -95,7 +87,10 @@ def test_every_mode_computes_what_the_module_computes(mode: str, opened: Open) -
 def test_inputs_by_name_reach_forward_at_another_batch_and_settings_say_what_runs(
     mode: str, opened: Open
 ) -> None:
-    inputs = rolled(arrays_of(mlp()), 3)
+    inputs = {
+        name: np.concatenate([np.roll(array, n, axis=0) for n in range(3)])
+        for name, array in arrays_of(mlp()).items()
+    }
     model = opened(mlp(), mode)
     model.prepare(inputs)
     assert model.run_ms() > 0
