@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from support import onnx_models as om
 
 from twofour.errors import BadInputError
-from twofour.graph.opened import open_onnx
+from twofour.graph.opened import graph_nodes, open_onnx
 from twofour.graph.weights import find_weights
 from twofour.records.weights import ReasonCode, Weight
 
@@ -401,6 +401,12 @@ def test_weights_in_subgraphs_are_found_with_the_way_to_them() -> None:
     assert rows == [
         ("if.then_branch/fc1", "fc1", "outer", 0),
         ("if.then_branch/fc2", "fc2", "inner", 0),
+    ]
+    assert [(node.label, node.constants) for node in graph_nodes(model)] == [
+        ("if", ("c",)),
+        ("if.else_branch/Identity:0", ()),
+        ("if.then_branch/fc1", ("outer",)),
+        ("if.then_branch/fc2", ("inner",)),
     ]
 
 

@@ -268,20 +268,6 @@ def test_shapes_are_inferred_inside_an_if_and_behind_it(rank: int) -> None:
     assert nodes["fc"].multiply_adds == 14 * 16 * 4
 
 
-def test_nodes_of_subgraphs_follow_under_their_way() -> None:
-    body = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["b"], name="inner")],
-        "body",
-        [],
-        [helper.make_tensor_value_info("b", TensorProto.FLOAT, None)],
-    )
-    branch = helper.make_node("If", ["cond"], ["y"], name="if", then_branch=body, else_branch=body)
-    built = om.model([branch], {"w": om.weights(8, 8)}, inputs={"x": [1, 8]})
-    found = graph_nodes(built)
-    assert [n.label for n in found] == ["if", "if.else_branch/inner", "if.then_branch/inner"]
-    assert found[1].constants == ("w",)
-
-
 def test_strings_are_no_numbers() -> None:
     with pytest.raises(BadInputError, match="a tensor of strings is used where numbers are needed"):
         numpy_dtype("string")
