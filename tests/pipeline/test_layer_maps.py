@@ -119,6 +119,7 @@ def test_a_file_leaves_layers_dense_and_asks_for_others(tmp_path: Path) -> None:
     found = _read(tmp_path, text, Selection(exclude=("given",)))
     assert found.exclude == ("given", "stem.*", "head#1")
     assert found.include == ("grouped",)
+    assert _read(tmp_path, "# all of them", found) == found
     assert found.said_by == {
         "stem.*": f"{tmp_path / 'layers.txt'} line 3",
         "grouped": f"{tmp_path / 'layers.txt'} line 4",
@@ -141,11 +142,6 @@ def test_any_name_is_found_again_by_the_line_that_is_written_for_it(
 def test_a_name_with_the_characters_of_a_glob_matches_itself_alone() -> None:
     assert glob_of("blocks[0].*") == "blocks[[]0].[*]"
     assert not fnmatchcase("blocks0.x", glob_of("blocks[0].*"))
-
-
-def test_a_file_of_comments_alone_leaves_the_selection_as_it_was(tmp_path: Path) -> None:
-    before = Selection(exclude=("head",))
-    assert _read(tmp_path, "# all of them", before) == before
 
 
 @pytest.mark.parametrize(
