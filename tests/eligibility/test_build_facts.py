@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 import pytest
-from support.join_cases import DENSE, build, chosen, eligible, information, layer, tuned
-from support.report_cases import check, conv, int8, matmul, reason, report
+from support.join_cases import DENSE, build, chosen, eligible, information, joined, layer, tuned
+from support.report_cases import check, conv, gpu, int8, matmul, reason, report
 
+from twofour.eligibility import build_facts as support
 from twofour.eligibility import remedies
 from twofour.eligibility.build_evidence import BuildEvidence
 from twofour.eligibility.build_facts import (
     NOTHING_KNOWN,
-    Typing,
     build_facts,
-    typing_of,
 )
 from twofour.eligibility.join import join_report, report_from_engine
 from twofour.eligibility.remedies import Remedy, still_to_do
 from twofour.records.eligibility import EligibilityReport
+from twofour.records.export import Gpu
 from twofour.records.log import Build, BuildOutcome, SparsityFlag, TimingCache
 from twofour.records.weights import ReasonCode, Weight
 from twofour.reports.eligibility_words import advice_lines
@@ -89,11 +91,6 @@ def _logs() -> dict[str, Build]:
     }
 
 
-def _asked(made: EligibilityReport) -> str:
-    remedies = [v.remedy or "" for v in made.verdicts]
-    return "\n".join((*remedies, *advice_lines(made)))
-
-
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.text[:24])
 def test_a_step_that_the_build_shows_as_taken_is_in_no_remedy(step: Remedy) -> None:
     for name, log in _logs().items():
@@ -102,7 +99,8 @@ def test_a_step_that_the_build_shows_as_taken_is_in_no_remedy(step: Remedy) -> N
         if name == "failed" and step in (remedies.BUILD_AND_READ, remedies.BUILD_AND_TIME):
             continue
         for made in _reports(log):
-            assert step.text not in _asked(made), name
+            asked = (*(v.remedy or "" for v in made.verdicts), *advice_lines(made))
+            assert step.text not in "\n".join(asked), name
 
 
 def test_every_step_is_asked_for_where_nothing_is_known_of_a_build() -> None:
@@ -143,6 +141,7 @@ def test_the_types_of_a_build_come_from_its_options_its_words_or_its_kernels(
         ("v101601", "", ("Precision: Strongly Typed",), True),
         ("v101601", "--fp16", ("Precision: FP32+FP16",), False),
         ("v101601", "", (), None),
+        ("v9300", "", (), None),
         ("v110100", "", (), None),
     ],
 )
@@ -161,17 +160,63 @@ def test_forced_sparsity_is_not_sparse_weights_allowed_as_they_are() -> None:
     assert still_to_do(build_facts(off, None), remedies.ALLOW_SPARSE) != ()
 
 
+# --- where support for 2:4 ended: each time with the source and its date --------------------------
+
+
+NO_INT8 = "NVIDIA's sparse library has no int8 kernels for compute capability 10.3"
+QDQ = "TensorRT 11 quantises by Q/DQ pairs alone: --int8, --calib and calibrators ended with "
+
+
+ROWS = [row for row in vars(support).values() if isinstance(row, support.Support)]
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_each_fact_has_a_link_and_a_date(row: support.Support) -> None:
+    assert re.search(r"https://\S+", row.source)
+    assert re.fullmatch(r"202\d-\d\d(-\d\d)?", row.since)
+    assert row.in_words == f"{row.what} ({row.since}, {row.source})"
+
+
 @pytest.mark.parametrize(
-    ("version", "typing"),
+    ("device", "tensorrt", "packages", "said"),
     [
-        ((), None),
-        ((8, 6, 1), Typing.WEAK),
-        ((9, 2), Typing.WEAK),
-        ((10, 16), Typing.STRONG_BY_FLAG),
-        ((11, 0, 0), Typing.STRONG),
+        (gpu("B300", 10, 3), "10.16.1", (), [NO_INT8]),
+        (gpu("B200", 10, 0), "11.4.0.106", ("torch",), [QDQ]),
+        (None, None, ("vllm",), ["vLLM 0.19 and later refuse compressed 2:4 checkpoints"]),
+        (None, "8.6.1", ("tensorrt-llm",), ["TensorRT-LLM builds no TensorRT engines any more: "]),
+        (gpu("H200", 9, 0), "8.6.0", (), ["on compute capability 9.0, TensorRT 8.6 has sparse "]),
+        (gpu("A100", 8, 0), "8.6.0", ("torch",), []),
+        (gpu("H200", 9, 0), "10.16.1", ("torch",), []),
     ],
 )
-def test_a_version_says_where_its_builder_takes_types_from(
-    version: tuple[int, ...], typing: Typing | None
+def test_doctor_says_what_concerns_this_machine(
+    device: Gpu | None, tensorrt: str | None, packages: tuple[str, ...], said: list[str]
 ) -> None:
-    assert typing_of(version) is typing
+    found = support.of_machine(device, tensorrt, packages)
+    assert len(found) == len(said)
+    assert all(map(str.startswith, found, said))
+
+
+@pytest.mark.parametrize(
+    ("fact", "version", "given", "is_said"),
+    [
+        (support.FORCE_DEPRECATED, "v100001", {"flag": "Forced"}, True),
+        (support.FORCE_DEPRECATED, "v8601", {"flag": "Forced"}, False),
+        (support.FORCE_DEPRECATED, "v110100", {}, False),
+        (support.QDQ_ONLY, "v8601", {"options": "--int8"}, True),
+        (support.QDQ_ONLY, "v101601", {"options": "--fp16"}, False),
+        (support.AMPERE_PRODUCTS, "v8601", {"capability": (9, 0)}, True),
+        (support.AMPERE_PRODUCTS, "v8601", {"capability": (8, 0)}, False),
+        (support.AMPERE_PRODUCTS, "v101601", {"capability": (9, 0)}, False),
+    ],
+)
+def test_a_report_says_once_what_concerns_its_build(
+    fact: support.Support, version: str, given: dict[str, Any], is_said: bool
+) -> None:
+    options = {name: value for name, value in given.items() if name != "capability"}
+    log = replace(build(version=version, **options), compute_capability=given.get("capability"))
+    weight = conv("a", 512, 512)
+    notes = joined(report(weight), build=log).notes
+    assert notes.count(fact.in_words) == is_said
+    pairs = joined(report(replace(weight, **int8(output=True))), build=log).notes
+    assert pairs.count(fact.in_words) == (is_said and fact is not support.QDQ_ONLY)

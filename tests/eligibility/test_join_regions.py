@@ -18,6 +18,7 @@ from support.join_cases import (
     information,
     layer,
     node,
+    tuned,
 )
 from support.report_cases import codes, conv, matmul, report
 
@@ -62,12 +63,6 @@ def encoder(blocks: int) -> tuple[GraphNode, ...]:
         nodes += attention(at, nodes[-1].outputs[0], gemm=at % 2 == 0)
     head = ("head.weight", "head.bias")
     return (*nodes, node("/head/Gemm", "Gemm", nodes[-1].outputs[0], *head, constants=head))
-
-
-def held(names: Sequence[str], nodes: Sequence[GraphNode], which: int) -> list[str]:
-    """Nodes that the one name of a whole engine surely holds."""
-    found = find_nodes(names, index_nodes(nodes, {}, names), whole=True)[which]
-    return [nodes[at].name for at in (*found.nodes, *found.region)]
 
 
 def is_product(given: GraphNode) -> bool:
@@ -118,7 +113,8 @@ def test_weights_that_are_turned_before_use_lead_to_the_product_behind() -> None
         node("out", "Conv", "mm_out"),
     )
     names = ["conv", "{ForeignNode[w + turn...ONNXTRT_castHelper_1]}", "out"]
-    assert held(names, nodes, 1) == ["mm"]
+    found = find_nodes(names, index_nodes(nodes, {}, names), whole=True)[1]
+    assert [nodes[at].name for at in (*found.nodes, *found.region)] == ["mm"]
 
 
 def cut(nodes: Sequence[GraphNode], rng: random.Random) -> list[list[int]]:
@@ -271,20 +267,13 @@ def listed(kind: str, name: str, given: str, made: str) -> str:
     return f"Layer({kind}): {name}, Tactic: 0x{1:016x}, {given} (Half[1]) -> {made} (Half[1])"
 
 
-def timed(name: str, kernel: str, ms: float) -> tuple[str, ...]:
-    return (
-        f"--------------- Timing Runner: {name} (CaskGemm[0x80000009])",
-        f"Tactic Name: {kernel} Tactic: 0x{abs(hash(name)) % 1000:016x} Time: {ms}",
-    )
-
-
 def test_tactics_and_engine_layers_follow_the_name_that_the_parser_gave() -> None:
     log = build(
         *RENAMED,
-        *timed("fc", "kernel_of_fc", 0.5),
-        *timed("fc_1 + relu", "kernel_of_the_bias_of_fc", 0.1),
-        *timed("fc_1_2", "kernel_of_fc_1", 0.25),
-        *timed("fc_1_5", "kernel_of_the_bias_of_fc_1", 0.01),
+        *tuned("fc", ("kernel_of_fc", 0.5)),
+        *tuned("fc_1 + relu", ("kernel_of_the_bias_of_fc", 0.1)),
+        *tuned("fc_1_2", ("kernel_of_fc_1", 0.25)),
+        *tuned("fc_1_5", ("kernel_of_the_bias_of_fc_1", 0.01)),
         listed("Gemm", "fc", "x", "a"),
         listed("PointWise", "PWN(fc_1 + relu)", "a", "b"),
         listed("Gemm", "fc_1_2", "b", "c"),
@@ -298,7 +287,7 @@ def test_tactics_and_engine_layers_follow_the_name_that_the_parser_gave() -> Non
 def test_explain_finds_a_layer_by_the_name_that_the_parser_gave() -> None:
     log = build(
         *RENAMED,
-        *timed("fc_1_2", "kernel_of_fc_1", 0.25),
+        *tuned("fc_1_2", ("kernel_of_fc_1", 0.25)),
         listed("Myelin", "{ForeignNode[fc_1_2]}", "b", "c"),
     )
     evidence = BuildEvidence(build=log, nodes=TWINS)

@@ -19,7 +19,7 @@ from support.join_cases import (
     tuned,
 )
 from support.rendered import eligibility_table, to_html, to_markdown
-from support.report_cases import check, context, conv, matmul, report, validation
+from support.report_cases import check, context, conv, matmul, report, totals_of, validation
 
 from twofour.eligibility.build_evidence import BuildEvidence
 from twofour.eligibility.join import join_report, report_from_engine
@@ -87,8 +87,7 @@ def test_layers_without_multiply_adds_are_named_and_the_others_count(
 def test_a_shared_weight_counts_once_under_its_best_verdict() -> None:
     weights = [matmul(n, 512, 512, node=n, weight="tied") for n in "ab"]
     found = join_report(report(*weights), BuildEvidence(build=build(eligible("b"), chosen("b"))))
-    assert found.totals is not None
-    share = found.totals.shares[0]
+    share = totals_of(found).shares[0]
     assert (share.total, share.runs_sparse, share.never) == (512 * 512, 512 * 512, 0)
 
 
@@ -171,8 +170,7 @@ def test_a_page_states_one_share_of_weights_for_what_can_run_sparse() -> None:
             said = set(re.findall(r"eligible: can run sparse[^%]*?\((\d+\.\d) %\)", page))
             assert said == {expected}
             assert "100.0 %" not in page
-    assert silent.totals is not None
-    (weights, *_) = silent.totals.shares
+    (weights, *_) = totals_of(silent).shares
     assert round(100 * (weights.eligible - weights.doubtful) / weights.total, 1) == 49.6
 
 

@@ -21,7 +21,7 @@ from support.join_cases import (
     report_from_log,
     tuned,
 )
-from support.report_cases import big, check, codes, gpu, grouped, matmul, report
+from support.report_cases import big, broken, check, codes, gpu, grouped, matmul, report, totals_of
 
 from twofour.eligibility.build_evidence import BuildEvidence, choose_build
 from twofour.eligibility.build_facts import build_facts
@@ -37,10 +37,6 @@ from twofour.reports.log_document import answer
 CHOSEN, ELIGIBLE = VerdictName.CHOSEN, VerdictName.ELIGIBLE
 NOT_ELIGIBLE, UNKNOWN = VerdictName.NOT_ELIGIBLE, VerdictName.UNKNOWN
 SWITCH_ON = "build with sparse weights allowed (trtexec --sparsity=enable, SPARSE_WEIGHTS)"
-
-
-def broken(name: str) -> tuple[Weight, Any]:
-    return big(name), check(big(name), violations=7)
 
 
 def names(found: EligibilityReport) -> list[VerdictName]:
@@ -60,8 +56,7 @@ def test_what_runs_on_overwritten_weights_says_nothing_of_the_models_own() -> No
         assert all("SPARSITY_FORCED" in codes(v) for v in found.verdicts)
         assert codes(found.verdicts[0]) == ["QUALIFIES", "SPARSITY_FORCED"]
         assert codes(found.verdicts[1]) == ["PATTERN_BROKEN", "SPARSITY_FORCED"]
-        assert found.totals is not None
-        assert [s.runs_sparse for s in found.totals.shares] == [0.0]
+        assert [s.runs_sparse for s in totals_of(found).shares] == [0.0]
         assert advice_lines(found)[0].startswith("WARNING: --sparsity=force overwrote")
 
 
@@ -244,8 +239,7 @@ def test_what_the_model_itself_lacks_comes_before_the_switch() -> None:
 
 def test_the_summary_and_the_shares_of_a_build_without_sparse_weights_agree() -> None:
     found = joined(report(big("a"), broken("b"), grouped()), build=build(flag="Disabled"))
-    assert found.totals is not None
-    (share,) = found.totals.shares
+    (share,) = totals_of(found).shares
     size = 512 * 512 * 9
     assert (share.unknown, share.never) == (0, 2 * size + 128 * 4 * 9)
     assert found.summary.not_eligible == 3
@@ -255,8 +249,8 @@ def test_the_summary_and_the_shares_of_a_build_without_sparse_weights_agree() ->
         ", ".join(("GROUPED_CONV 1", "PATTERN_BROKEN 1", "SPARSITY_OFF 1")),
     )
     assert "not known" not in rows
-    assert found.totals.disagreements == ()
-    assert found.totals.confusion == ()
+    assert totals_of(found).disagreements == ()
+    assert totals_of(found).confusion == ()
     assert advice_lines(found)[0].startswith("change first: build with")
     assert "(2 layers, 99.9 %" in advice_lines(found)[0]
     assert advice_lines(found)[1].startswith("then (2): prune 2:4")
@@ -340,8 +334,7 @@ def test_a_list_that_lacks_names_says_nothing_of_a_layer_it_leaves_out(
     a = found.verdicts[0]
     assert (a.verdict, a.evidence, a.remedy is not None) == (ELIGIBLE, Evidence.PREDICTED, True)
     assert codes(a) == ["QUALIFIES", "LOG_SILENT"]
-    assert found.totals is not None
-    assert found.totals.disagreements == ()
+    assert totals_of(found).disagreements == ()
     assert not any("NOT_LISTED" in codes(v) for v in found.verdicts)
     assert missed_gates(found, Gates(min_eligible=1.0)) == ()
 
@@ -420,8 +413,7 @@ def test_only_the_time_of_the_sparse_kernel_runs_sparse() -> None:
     times = profile(**{POOL: 0.002, "fc_myl0_6": 0.004, ADD: 0.001})
     layers = spread(layer("fc_myl0_6", SPARSE))
     found = joined(predicted, layers=layers, nodes=nodes, profile=times)
-    assert found.totals is not None
-    share = found.totals.shares[-1]
+    share = totals_of(found).shares[-1]
     assert share.runs_sparse == 0.004
     assert share.other == pytest.approx(0.003)
     assert found.verdicts[0].profile_ms == 0.004

@@ -4,18 +4,34 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from dataclasses import replace
+from typing import Any
 
-from support.join_cases import node
-from support.rendered import to_csv, to_html
-from support.report_cases import check, conv, matmul, pruned_row, reason, report
+import pytest
+from support.join_cases import (
+    DENSE,
+    SPARSE,
+    build,
+    chain,
+    chosen,
+    eligible,
+    information,
+    layer,
+    node,
+)
+from support.rendered import eligibility_table, to_csv, to_html, to_markdown
+from support.report_cases import check, conv, matmul, pruned_row, reason, report, totals_of
 
 from twofour.eligibility.build_evidence import BuildEvidence
 from twofour.eligibility.join import join_report
 from twofour.eligibility.layer_gates import Gates, missed_gates
 from twofour.eligibility.predict import not_exported, with_not_exported
 from twofour.records.eligibility import EligibilityReport, Evidence, Share, ShareUnit, VerdictName
+from twofour.records.log import Build
 from twofour.records.weights import NotCovered, PrunedWeight, ReasonCode
+from twofour.reports.explain import layer_story
+from twofour.reports.terminal import plain_text
 
 
 def group(op: str, weights: int, *, multiplies: bool = True, uses: int = 1) -> NotCovered:
@@ -37,9 +53,6 @@ def test_percentages_are_of_all_factors_and_of_no_embedding() -> None:
     summary = recurrent().summary
     assert (summary.weights, summary.weights_eligible) == (800_000, 200_000)
     assert (summary.weights_not_covered, summary.weights_elsewhere) == (600_000, 50_000)
-
-
-def test_a_page_says_what_is_not_covered_and_its_share() -> None:
     page = to_html(recurrent())
     assert "not covered: 600,000 weights in LSTM (2)" in page
     assert "not covered 75.0 %" in page
@@ -63,8 +76,7 @@ def test_the_weights_of_the_table_add_up_to_all_that_is_stored() -> None:
 def test_shares_with_evidence_have_a_part_that_is_not_covered() -> None:
     joined = join_report(recurrent(), BuildEvidence())
     assert joined.summary == recurrent().summary
-    assert joined.totals is not None
-    assert joined.totals.shares == (
+    assert totals_of(joined).shares == (
         Share(
             unit=ShareUnit.WEIGHTS,
             total=800_000.0,
@@ -75,16 +87,15 @@ def test_shares_with_evidence_have_a_part_that_is_not_covered() -> None:
             not_covered=600_000.0,
         ),
     )
-    assert "(head and LSTM:0)" in joined.totals.notes[0]
+    assert "(head and LSTM:0)" in totals_of(joined).notes[0]
 
 
 def test_multiply_adds_of_recurrent_layers_are_not_covered() -> None:
     nodes = (node("node_head", "MatMul", multiply_adds=2_000), node("LSTM:0", multiply_adds=9_000))
     joined = join_report(recurrent(), BuildEvidence(nodes=nodes))
-    assert joined.totals is not None
-    (share,) = (s for s in joined.totals.shares if s.unit is ShareUnit.MULTIPLY_ADDS)
+    (share,) = (s for s in totals_of(joined).shares if s.unit is ShareUnit.MULTIPLY_ADDS)
     assert (share.total, share.eligible, share.not_covered) == (11_000, 2_000, 9_000)
-    assert not any("multiply-adds" in note for note in joined.totals.notes)
+    assert not any("multiply-adds" in note for note in totals_of(joined).notes)
 
 
 def test_multiply_adds_of_a_layer_count_once_where_another_array_of_it_is_not_covered() -> None:
@@ -149,6 +160,72 @@ def test_a_layer_that_was_not_exported_is_a_row_that_counts() -> None:
     summary = made.summary
     assert (summary.layers, summary.not_in_engine) == (2, 1)
     assert (summary.weights, summary.weights_eligible) == (512 * 512 + 64 * 32, 512 * 512)
-    assert made.totals is not None
-    assert (made.totals.shares[0].total, made.totals.shares[0].other) == (264_192.0, 2048.0)
+    assert (totals_of(made).shares[0].total, totals_of(made).shares[0].other) == (264_192.0, 2048.0)
     assert missed_gates(made, Gates(min_eligible=1.0)) == ()
+
+
+# --- layers that the rules were wrong about -------------------------------------------------------
+
+
+_BROKEN = matmul("fc", 512, 512, node="fc")
+_WEIGHTS = (conv("conv", 512, 512, node="conv"), (_BROKEN, check(_BROKEN, violations=3)))
+_NODES = chain(("conv", "Conv"), ("relu", "Relu"), ("fc", "MatMul"))
+_ALL = information(layer("conv + relu", SPARSE), layer("fc", SPARSE))
+_REGION = "{ForeignNode[ONNXTRT_castHelper_8...ONNXTRT_castHelper_9]}"
+_OLD = "Compute Capability: 7.5"
+
+_CASES: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "sparse weights were switched off": ({"build": build(flag="Disabled")}, set()),
+    "switched off, with layer information": (
+        {"build": build(flag="Disabled"), "layers": information(layer("conv", DENSE))},
+        set(),
+    ),
+    "the GPU is too old": ({"build": build(_OLD, eligible(), chosen())}, set()),
+    "a log without a word about sparsity": ({"build": build()}, set()),
+    "the lists are as predicted": ({"build": build(eligible("conv"), chosen("conv"))}, set()),
+    "listed the other way round": ({"build": build(eligible("fc"), chosen())}, {"conv", "fc"}),
+    "a broken weight runs sparse": ({"layers": _ALL}, {"fc"}),
+    "in a plugin": ({"layers": information(layer("conv", layer_type="PluginV2"))}, set()),
+    "in a region that may hold anything": (
+        {"layers": information(layer("conv + relu"), layer(_REGION, layer_type="Myelin"))},
+        set(),
+    ),
+    "folded away": ({"layers": information(layer("fc", DENSE))}, set()),
+}
+
+
+def _joined(given: dict[str, Any]) -> tuple[EligibilityReport, BuildEvidence]:
+    evidence = BuildEvidence(nodes=_NODES, **given)
+    return join_report(report(*_WEIGHTS), evidence), evidence
+
+
+@pytest.mark.parametrize("case", _CASES)
+def test_rows_totals_and_formats_name_the_same_layers(case: str) -> None:
+    given, wrong = _CASES[case]
+    found, evidence = _joined(given)
+    assert {d.layer for d in totals_of(found).disagreements} == wrong
+    said = {v.layer for v in found.verdicts if "the rules said" in str(v.reasons)}
+    assert said == wrong
+    rows = {row["layer"]: row for row in csv.DictReader(io.StringIO(to_csv(found)))}
+    assert {name for name, row in rows.items() if row["rules_were_wrong"] == "true"} == wrong
+    told = {name for name in rows if "rules said" in plain_text(layer_story(found, evidence, name))}
+    assert told == wrong
+    for page in (plain_text(eligibility_table(found)), to_markdown(found), to_html(found)):
+        assert len(re.findall(r"\(rules\b", page)) == len(wrong)
+
+
+def test_a_gate_names_what_the_rules_said_before_what_the_log_says_of_itself() -> None:
+    odd: Build = build(eligible("conv", "fc"), chosen("conv", "fc", "new"))
+    found, _ = _joined({"build": odd, "layers": information(layer("fc", SPARSE))})
+    fc = next(v for v in found.verdicts if v.layer == "fc")
+    assert fc.verdict is VerdictName.CHOSEN
+    line = missed_gates(found, Gates(no_broken=True))[-1]
+    assert line.startswith("fc: chosen, LOG_CONTRADICTS:")
+
+
+def test_a_row_that_was_not_predicted_keeps_the_reason_of_the_rules() -> None:
+    found, _ = _joined({"build": build(eligible("fc"), chosen())})
+    said = {v.layer: v.refuted and v.refuted.code.value for v in found.verdicts}
+    assert said == {"conv": "QUALIFIES", "fc": "PATTERN_BROKEN"}
+    agreed, _ = _joined({"build": build(eligible("conv"), chosen("conv"))})
+    assert [v.refuted for v in agreed.verdicts] == [None, None]

@@ -33,24 +33,22 @@ class Statuses:
 BOTH = ("tensorrt", "onnxruntime")
 
 
-def test_auto_takes_tensorrt_where_a_builder_can_be_created() -> None:
-    statuses = Statuses(BOTH)
-    status, not_used = choose_engine("auto", statuses)
-    assert (status.engine, status.can_run, not_used) == ("tensorrt", True, ())
-    assert statuses.asked == ["tensorrt"], "nothing is tried without need"
-
-
-def test_auto_goes_on_with_onnx_runtime_and_keeps_the_reason() -> None:
-    status, not_used = choose_engine("auto", Statuses(("onnxruntime",)))
-    assert status.engine == "onnxruntime"
-    assert [s.why_not for s in not_used] == ["no tensorrt library"]
-
-
-def test_an_engine_asked_for_is_the_only_one_tried() -> None:
-    statuses = Statuses(BOTH)
-    status, not_used = choose_engine("onnxruntime", statuses)
-    assert status.engine == "onnxruntime"
-    assert (statuses.asked, not_used) == (["onnxruntime"], ())
+@pytest.mark.parametrize(
+    ("asked", "runs", "taken", "tried", "passed_over"),
+    [
+        ("auto", BOTH, "tensorrt", ["tensorrt"], []),
+        ("auto", BOTH[1:], "onnxruntime", [*BOTH], ["no tensorrt library"]),
+        ("onnxruntime", BOTH, "onnxruntime", ["onnxruntime"], []),
+    ],
+)
+def test_no_engine_is_tried_without_need_and_why_one_is_passed_over_is_kept(
+    asked: str, runs: tuple[str, ...], taken: str, tried: list[str], passed_over: list[str]
+) -> None:
+    statuses = Statuses(runs)
+    status, not_used = choose_engine(asked, statuses)
+    assert (status.engine, status.can_run) == (taken, True)
+    assert statuses.asked == tried
+    assert [s.why_not for s in not_used] == passed_over
 
 
 def test_an_engine_asked_for_that_cannot_run_is_a_missing_tool() -> None:

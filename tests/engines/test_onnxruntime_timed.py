@@ -6,11 +6,13 @@ import json
 import sys
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 import onnx
 import onnxruntime
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper
 from support import onnx_models as om
 
 from twofour.engines.machine import find_gpu
@@ -29,6 +31,7 @@ from twofour.engines.onnxruntime.session import (
     CUDA,
     TENSORRT,
     TIMING,
+    CannotRunError,
     OrtSession,
     ProviderSetup,
     nodes_by_provider,
@@ -237,3 +240,54 @@ def test_profiling_events_are_averaged_over_the_runs_after_the_first() -> None:
         LayerTime(name="a", mean_ms=2.0),
         LayerTime(name="b", mean_ms=0.2),
     )
+
+
+# --- the session ----------------------------------------------------------------------------------
+
+
+def save(path: Path, kind: npt.DTypeLike) -> Path:
+    end = ("batch", 16)
+    return om.one_layer(path, "MatMul", WEIGHT.astype(kind), (end, end))
+
+
+def write(path: Path, node: onnx.NodeProto, input_type: int, output_type: int) -> Path:
+    x = helper.make_tensor_value_info("x", input_type, ["batch", 16])
+    y = helper.make_tensor_value_info("y", output_type, ["batch", 16])
+    graph = helper.make_graph([node], "g", [x], [y])
+    opset = helper.make_opsetid("", 17)
+    return om.save(helper.make_model(graph, opset_imports=[opset], ir_version=8), path)
+
+
+def test_float32_examples_feed_a_float16_model(tmp_path: Path) -> None:
+    y = OrtSession(save(tmp_path / "half.onnx", np.float16)).outputs({"x": X})["y"]
+    assert y.dtype == np.float16
+    np.testing.assert_allclose(y, X @ WEIGHT, atol=2e-2)
+
+
+def test_a_model_without_kernels_here_cannot_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = save(tmp_path / "bf16.onnx", ml_dtypes.bfloat16)
+    with pytest.raises(CannotRunError, match="an implementation for MatMul"):
+        OrtSession(path)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_bfloat16_goes_in_and_comes_out_where_kernels_are(tmp_path: Path) -> None:
+    cast = helper.make_node("Cast", ["x"], ["y"], to=TensorProto.BFLOAT16)
+    down = write(tmp_path / "down.onnx", cast, TensorProto.FLOAT, TensorProto.BFLOAT16)
+    narrow = OrtSession(down).outputs({"x": X})["y"]
+    assert narrow.dtype == ml_dtypes.bfloat16
+    np.testing.assert_array_equal(narrow, X.astype(ml_dtypes.bfloat16))
+    cast = helper.make_node("Cast", ["x"], ["y"], to=TensorProto.FLOAT)
+    up = write(tmp_path / "up.onnx", cast, TensorProto.BFLOAT16, TensorProto.FLOAT)
+    wide = OrtSession(up).outputs({"x": narrow})["y"]
+    np.testing.assert_array_equal(wide, narrow.astype(np.float32))
+
+
+def test_a_model_that_is_invalid_fails_the_build(tmp_path: Path) -> None:
+    node = helper.make_node("Nope", ["x"], ["y"], name="bad")
+    path = om.save(om.model([node], {}, inputs={"x": [2, 16]}), tmp_path / "bad.onnx")
+    with pytest.raises(BuildFailedError, match=r"cannot load .*bad\.onnx.*Nope") as failure:
+        OrtSession(path)
+    assert not isinstance(failure.value, CannotRunError)

@@ -19,17 +19,13 @@ from twofour.forecasting.kernels import (
     times_of_products,
 )
 from twofour.forecasting.roofline import BYTES, KEPT, fitted_terms, kernel_us
-from twofour.records.forecast import Basis, GpuKind, ProductTimes
+from twofour.records.forecast import Basis, GpuKind
 
 MEASURED = measured_products()
 PAIRS = sorted(MEASURED)
 LARGE = [pair for pair in PAIRS if len(MEASURED[pair]) > 100]
 DOUBLING = tuple(2**exponent for exponent in range(17))
 WEIGHTS = ((4096, 4096), (14336, 4096), (768, 3072), (512, 512))
-
-
-def _by_rows(gpu: str, precision: str, weight: tuple[int, int]) -> tuple[ProductTimes, ...]:
-    return times_of_products(gpu, precision, [(rows, *weight) for rows in DOUBLING])
 
 
 def test_a_measured_product_has_its_measured_times() -> None:
@@ -130,7 +126,8 @@ def test_a_hopper_without_a_power_limit_gains_about_what_was_published(
 def test_one_row_gains_no_more_than_the_bytes_that_are_not_read(
     gpu: str, precision: str, weight: tuple[int, int]
 ) -> None:
-    first, *others = _by_rows(gpu, precision, weight)
+    shapes = [(rows, *weight) for rows in DOUBLING]
+    first, *others = times_of_products(gpu, precision, shapes)
     assert first.gain <= 1.0001 / KEPT[precision]
     assert BYTES[precision] == 1 or KEPT[precision] == 9 / 16
     for one, other in pairwise([first, *others[:6]]):

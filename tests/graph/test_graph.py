@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from support import onnx_models as om
 
 from twofour.errors import BadInputError
-from twofour.graph.opened import open_onnx
+from twofour.graph.opened import graph_nodes, open_onnx
 from twofour.graph.weights import find_weights
 from twofour.records.weights import ReasonCode, Weight
 
@@ -129,24 +129,13 @@ SCALE: dict[str, om.Array] = {"s": np.array(0.1, np.float32), "z": np.array(0, n
         ([step("Squeeze", ["w"])], {"w": om.weights(1, 32, 1, 16)}, 1, ("Squeeze",)),
         ([step("Flatten", ["w"], axis=1)], {"w": om.weights(32, 4, 4)}, 0, ("Flatten",)),
         (
-            [
-                step("QuantizeLinear", ["w", "s", "z"], "q"),
-                step("DequantizeLinear", ["q", "s", "z"]),
-            ],
-            {"w": om.weights(32, 16), **SCALE},
-            0,
-            ("DequantizeLinear", "QuantizeLinear"),
-        ),
-        (
             [step("DequantizeLinear", ["w", "s", "z"], "d"), step("Transpose", ["d"])],
             {"w": om.weights(16, 32, dtype=np.int8), **SCALE},
             1,
             ("Transpose", "DequantizeLinear"),
         ),
         (
-            [
-                helper.make_node("TRT_FP8DequantizeLinear", ["w", "s"], ["v"], domain="trt"),
-            ],
+            [helper.make_node("TRT_FP8DequantizeLinear", ["w", "s"], ["v"], domain="trt")],
             {"w": om.weights(32, 16, dtype=ml_dtypes.float8_e4m3fn), **SCALE},
             0,
             ("trt::TRT_FP8DequantizeLinear",),
@@ -241,6 +230,7 @@ def test_float_weights_behind_a_quantize_pair_compute_in_int8() -> None:
     ]
     weight = only(om.before_matmul(steps, {"w": om.weights(32, 16), **SCALE}, 32))
     assert (weight.dtype, weight.math_dtype, weight.output_quantized) == ("float32", "int8", False)
+    assert (weight.axis, weight.trace) == (0, ("DequantizeLinear", "QuantizeLinear"))
 
 
 def test_an_output_with_a_second_use_in_float_is_not_quantized() -> None:
@@ -411,6 +401,12 @@ def test_weights_in_subgraphs_are_found_with_the_way_to_them() -> None:
     assert rows == [
         ("if.then_branch/fc1", "fc1", "outer", 0),
         ("if.then_branch/fc2", "fc2", "inner", 0),
+    ]
+    assert [(node.label, node.constants) for node in graph_nodes(model)] == [
+        ("if", ("c",)),
+        ("if.else_branch/Identity:0", ()),
+        ("if.then_branch/fc1", ("outer",)),
+        ("if.then_branch/fc2", ("inner",)),
     ]
 
 

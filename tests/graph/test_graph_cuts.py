@@ -26,20 +26,6 @@ def numbers(*values: int) -> om.Array:
     return np.array(values, np.int64)
 
 
-def packed(*sizes: int, width: int = 32, opset: int = 21) -> onnx.ModelProto:
-    """As nn.MultiheadAttention leaves it: [3E, E] is split, and each piece transposed."""
-    parts = [f"p{number}" for number in range(len(sizes))]
-    nodes = [helper.make_node("Split", ["w", "sizes"], parts, name="split", axis=0)]
-    for part in parts:
-        nodes += [
-            helper.make_node("Transpose", [part], [f"{part}t"], perm=[1, 0]),
-            helper.make_node("MatMul", ["x", f"{part}t"], [f"{part}y"], name=f"{part}-mm"),
-        ]
-    constants = {"w": om.weights(sum(sizes), width), "sizes": numbers(*sizes)}
-    outputs = [f"{part}y" for part in parts]
-    return om.model(nodes, constants, inputs={"x": [2, width]}, outputs=outputs, opset=opset)
-
-
 def cut(op: str, *constants: om.Array, **attributes: Any) -> onnx.ModelProto:
     """`x @ op(w, *constants)`, where w is 32 x 64."""
     names = [f"c{number}" for number in range(len(constants))]
@@ -49,7 +35,18 @@ def cut(op: str, *constants: om.Array, **attributes: Any) -> onnx.ModelProto:
 
 
 def test_the_array_is_pruned_once_and_holds_in_every_piece(tmp_path: Path) -> None:
-    source = om.save(packed(32, 32, 32), tmp_path / "dense.onnx")
+    """As nn.MultiheadAttention leaves it: [3E, E] is split, and each piece transposed."""
+    parts = ["p0", "p1", "p2"]
+    nodes = [helper.make_node("Split", ["w", "sizes"], parts, name="split", axis=0)]
+    for part in parts:
+        nodes += [
+            helper.make_node("Transpose", [part], [f"{part}t"], perm=[1, 0]),
+            helper.make_node("MatMul", ["x", f"{part}t"], [f"{part}y"], name=f"{part}-mm"),
+        ]
+    constants = {"w": om.weights(96, 32), "sizes": numbers(32, 32, 32)}
+    outputs = [f"{part}y" for part in parts]
+    model = om.model(nodes, constants, inputs={"x": [2, 32]}, outputs=outputs)
+    source = om.save(model, tmp_path / "dense.onnx")
     result = prune_onnx(open_onnx(source), tmp_path / "sparse.onnx", TWO_FOUR)
     assert [(row.pruned, row.zeros) for row in result.weights] == [(True, 96 * 16)] * 3
     values = onnx.numpy_helper.to_array(om.load(tmp_path / "sparse.onnx").graph.initializer[0])
@@ -157,20 +154,6 @@ def test_a_matrix_of_a_stack_stays_dense_where_another_one_is_no_weight(tmp_path
     assert (row.pruned, row.weight.looked_up_by) == (False, ())
     assert [r.code for r in row.reasons] == [ReasonCode.UNSUPPORTED_OP]
     assert "part of the array 'w', which second uses too" in row.reasons[0].message
-
-
-def test_layers_that_need_other_axes_of_one_array_are_refused_with_a_way_out(
-    tmp_path: Path,
-) -> None:
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["y"], name="one"),
-        helper.make_node("Gemm", ["x", "w"], ["z"], name="two", transB=1),
-    ]
-    constants = {"w": om.weights(32, 32)}
-    model = om.model(nodes, constants, inputs={"x": [2, 32]}, outputs=["y", "z"])
-    source = om.save(model, tmp_path / "a.onnx")
-    with pytest.raises(BadInputError, match="share the weight w"):
-        prune_onnx(open_onnx(source), tmp_path / "b.onnx", TWO_FOUR)
 
 
 def test_constants_of_one_name_in_two_branches_are_two_weights() -> None:

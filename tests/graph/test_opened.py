@@ -1,5 +1,7 @@
 """One ONNX file, opened: what is held of it, what is read when, and when it is opened anew."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from support import onnx_models as om
 
 from twofour.errors import BadInputError
 from twofour.graph.files import LEFT_OUT, fill_in, is_external, numpy_dtype, read_tensor
+from twofour.graph.mixture import Mixture, changed_places
 from twofour.graph.opened import (
     OpenedModels,
     graph_nodes,
@@ -265,20 +268,63 @@ def test_shapes_are_inferred_inside_an_if_and_behind_it(rank: int) -> None:
     assert nodes["fc"].multiply_adds == 14 * 16 * 4
 
 
-def test_nodes_of_subgraphs_follow_under_their_way() -> None:
-    body = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["b"], name="inner")],
-        "body",
-        [],
-        [helper.make_tensor_value_info("b", TensorProto.FLOAT, None)],
-    )
-    branch = helper.make_node("If", ["cond"], ["y"], name="if", then_branch=body, else_branch=body)
-    built = om.model([branch], {"w": om.weights(8, 8)}, inputs={"x": [1, 8]})
-    found = graph_nodes(built)
-    assert [n.label for n in found] == ["if", "if.else_branch/inner", "if.then_branch/inner"]
-    assert found[1].constants == ("w",)
-
-
 def test_strings_are_no_numbers() -> None:
     with pytest.raises(BadInputError, match="a tensor of strings is used where numbers are needed"):
         numpy_dtype("string")
+
+
+# --- a model with some constants of another -------------------------------------------------------
+
+
+def _saved(path: Path, *, seed: int, external: bool = False, width: int = 8) -> Path:
+    """x @ a + bias, then a Gemm with its own bias."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "a"], ["m"], name="first"),
+        helper.make_node("Add", ["m", "a.bias"], ["h"], name="add"),
+        helper.make_node("Gemm", ["h", "b", "b.bias"], ["y"], name="second"),
+    ]
+    constants = {
+        "a": om.weights(8, width, seed=seed),
+        "a.bias": om.weights(width, seed=seed + 1),
+        "b": om.weights(width, 8, seed=seed + 2),
+        "b.bias": om.weights(8, seed=99),
+    }
+    model = om.model(nodes, constants, inputs={"x": [2, 8]})
+    if external:
+        onnx.save(model, path, save_as_external_data=True, location=f"{path.name}.data",
+                  size_threshold=0)  # fmt: skip
+        return path
+    return om.save(model, path)
+
+
+def _values(path: Path) -> dict[str, np.ndarray]:
+    model = open_onnx(path)
+    return {t.name: read_tensor(t, path) for t in model.proto.graph.initializer}
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_the_mixture_has_the_chosen_constants_of_the_other_model(
+    tmp_path: Path, external: bool
+) -> None:
+    base = _saved(tmp_path / "base.onnx", seed=0, external=external)
+    other = _saved(tmp_path / "other.onnx", seed=10, external=external)
+    places = changed_places(open_onnx(base), open_onnx(other))
+    assert {label: len(of) for label, of in places.items()} == {"first": 2, "second": 1}
+    mixed = tmp_path / "mixed.onnx"
+    Mixture(base, other).write(places["first"], mixed)
+    found, one, two = _values(mixed), _values(base), _values(other)
+    for name, source in {"a": two, "a.bias": two, "b": one, "b.bias": one}.items():
+        np.testing.assert_array_equal(found[name], source[name])
+    Mixture(base, other).write((), mixed)
+    assert all(np.array_equal(_values(mixed)[name], one[name]) for name in one)
+
+
+def test_models_of_other_constants_or_inputs_are_refused(tmp_path: Path) -> None:
+    base = _saved(tmp_path / "a.onnx", seed=0)
+    wide = _saved(tmp_path / "b.onnx", seed=0, width=16)
+    model = onnx.load(base)
+    model.graph.node[2].input[0] = "m"
+    turned = om.save(model, tmp_path / "c.onnx")
+    for other in (wide, turned):
+        with pytest.raises(BadInputError, match=f"a.onnx and {other.name} do not have the same"):
+            Mixture(base, other)

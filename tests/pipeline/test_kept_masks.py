@@ -1,4 +1,4 @@
-"""A mask that came with the model, refitted to the dense model that it was made from."""
+"""Models that come in 2:4, and the dense model that one of them was made from."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.onnx_models import gemm, save, two_weights, weights
 from torch import nn
 
 from twofour.errors import BadInputError
-from twofour.jobs import run_prune
-from twofour.records.options import CalibrationOptions, MethodOptions, RunOptions
+from twofour.jobs import run_all, run_prune
+from twofour.records.options import CalibrationOptions, MethodOptions, Precision, RunOptions
+from twofour.records.run import RunManifest
 from twofour.records.weights import PruneResult
+from twofour.store import read_record
 
 Made = tuple[nn.Sequential, tuple[torch.Tensor, ...]]
+FLOAT32 = RunOptions(precision=Precision.FLOAT32)
 
 
 def dense() -> Made:
@@ -24,16 +29,20 @@ def dense() -> Made:
     return nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32)), (torch.randn(4, 32),)
 
 
-def sparse() -> Made:
+def sparse(names: tuple[str, ...] = ("0", "2")) -> Made:
     """The same with a mask, and fine-tuned."""
     model, inputs = dense()
     with torch.no_grad():
-        for name in ("0", "2"):
+        for name in names:
             groups = model.get_parameter(f"{name}.weight").view(32, -1, 4)
             smallest = groups.abs().argsort(-1)[..., :2]
             groups.scatter_(-1, smallest, 0.0)
             model.get_parameter(f"{name}.bias").add_(0.5)
     return model, inputs
+
+
+def partly() -> Made:
+    return sparse(("0",))
 
 
 def other() -> Made:
@@ -45,6 +54,60 @@ def batches() -> list[torch.Tensor]:
     mixed = torch.randn(32, 32, generator=torch.Generator().manual_seed(1))
     return [torch.randn(200, 32, generator=torch.Generator().manual_seed(2)) @ mixed]
 
+
+@pytest.mark.parametrize(("name", "count"), [("sparse", 2), ("partly", 1)])
+def test_a_model_that_came_in_two_of_four_has_no_dense_baseline(
+    name: str, count: int, tmp_path: Path
+) -> None:
+    result = run_all(f"{__file__}:{name}", tmp_path / "r", FLOAT32)
+    assert [row.held_before for row in result.prune.weights] == [True, count == 2]
+    why = result.accuracy.no_baseline or ""
+    assert why.startswith(f"{count} of 2 weights came in 2:4 already")
+    assert why in result.build.notes
+    page = (tmp_path / "r" / "report.md").read_text()
+    assert why in page
+    assert "cosine to the dense" not in page
+
+
+def test_the_dense_reference_is_what_is_compared_with(tmp_path: Path) -> None:
+    options = RunOptions(precision=Precision.FLOAT32, dense_reference=f"{__file__}:dense")
+    result = run_all(f"{__file__}:sparse", tmp_path / "r", options)
+    assert result.accuracy.no_baseline is None
+    (drift,) = result.accuracy.drift
+    assert 0.3 < drift.cosine < 0.9999
+    manifest = read_record(RunManifest, tmp_path / "r" / "run.json")
+    assert manifest.dense_reference == f"{__file__}:dense"
+    alone = run_all(f"{__file__}:sparse", tmp_path / "alone", FLOAT32)
+    assert result.export.files[1].size_bytes == alone.export.files[1].size_bytes
+
+
+def test_the_dense_reference_of_an_onnx_file_is_one_too(tmp_path: Path) -> None:
+    dense = weights(64, 64)
+    tuned = dense * np.float32(1.1)
+    tuned.reshape(-1, 4)[:, ::2] = 0
+    reference, source = (
+        str(save(gemm(weight, trans_b=1), tmp_path / f"{name}.onnx"))
+        for name, weight in (("dense", dense), ("tuned", tuned))
+    )
+    result = run_all(source, tmp_path / "r", RunOptions(dense_reference=reference))
+    (drift,) = result.accuracy.drift
+    assert drift.cosine < 0.99
+    assert result.prune.weights[0].held_before
+
+
+def test_a_reference_of_another_shape_or_kind_is_refused(tmp_path: Path) -> None:
+    save(two_weights(), tmp_path / "m.onnx")
+    references = {
+        f"{__file__}:other": "other does not fit",
+        f"{tmp_path}/m.onnx": "not of one kind",
+    }
+    for reference, message in references.items():
+        options = RunOptions(precision=Precision.FLOAT32, dense_reference=reference)
+        with pytest.raises(BadInputError, match=message):
+            run_all(f"{__file__}:sparse", tmp_path / "r", options)
+
+
+# --- the mask that is kept ------------------------------------------------------------------------
 
 Pruned = Callable[[int | None, str | None], tuple[Path, PruneResult]]
 
@@ -100,6 +163,6 @@ def test_without_a_refit_or_a_reference_nothing_is_changed(
     assert all(row.held_before for row in result.weights)
 
 
-def test_another_reference_is_refused_by_name(pruned: Pruned) -> None:
+def test_another_reference_of_a_refit_is_refused_by_name(pruned: Pruned) -> None:
     with pytest.raises(BadInputError, match=r"'0\.weight' is \[32, 32\]"):
         pruned(20, "other")

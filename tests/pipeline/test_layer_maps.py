@@ -77,42 +77,32 @@ def test_report_takes_the_users_map_for_names_that_lead_nowhere(tmp_path: Path) 
     assert found == {"conv": ("eligible", "measured"), "fc": ("chosen", "measured")}
 
 
-def test_our_map_beside_the_model_names_its_layers(tmp_path: Path) -> None:
+def test_our_map_names_the_layers_from_beside_the_model_or_another_place(tmp_path: Path) -> None:
     model = save(two_weights(), tmp_path / "sparse.onnx")
-    assert set(verdicts("--onnx", str(model))) == {"conv", "fc"}
     assert map_beside(model) is None
-    ours(tmp_path)
-    assert set(verdicts("--onnx", str(model))) == {"body.0", "head"}
-
-
-def test_our_map_from_another_place_names_the_layers_too(tmp_path: Path) -> None:
-    model = save(two_weights(), tmp_path / "m.onnx")
-    (tmp_path / "run").mkdir()
-    found = verdicts("--onnx", str(model), "--layer-map", str(ours(tmp_path / "run")))
-    assert set(found) == {"body.0", "head"}
-
-
-def test_layer_information_that_is_called_layers_json_is_no_map(tmp_path: Path) -> None:
-    model = save(two_weights(), tmp_path / "m.onnx")
+    # layer information of that name is no map
     written(tmp_path / "layers.json", '{"Layers": ["conv", "fc"], "Bindings": []}')
     assert map_beside(model) is None
     assert set(verdicts("--onnx", str(model))) == {"conv", "fc"}
+    (tmp_path / "run").mkdir()
+    elsewhere = str(ours(tmp_path / "run"))
+    named = {"body.0", "head"}
+    assert set(verdicts("--onnx", str(model), "--layer-map", elsewhere)) == named
+    ours(tmp_path)
+    assert set(verdicts("--onnx", str(model))) == named
 
 
-def test_a_layer_that_the_model_does_not_have_is_named(tmp_path: Path) -> None:
-    model = str(save(two_weights(), tmp_path / "m.onnx"))
-    users = str(written(tmp_path / "map.json", '{"p": "stranger thing"}'))
-    result = CliRunner().invoke(application(), ["report", "--onnx", model, "--layer-map", users])
-    assert result.exit_code == 2
-    assert "is no layer" in result.stderr
-
-
-def test_a_layer_map_needs_a_model(tmp_path: Path) -> None:
-    log = str(written(tmp_path / "b.log", LOG))
-    users = str(written(tmp_path / "map.json", '{"p": "conv"}'))
-    result = CliRunner().invoke(application(), ["report", "--log", log, "--layer-map", users])
-    assert result.exit_code == 2
-    assert "--onnx model.onnx" in result.stderr
+def test_a_map_of_a_strange_layer_or_without_a_model_is_refused(tmp_path: Path) -> None:
+    model = save(two_weights(), tmp_path / "m.onnx")
+    log = written(tmp_path / "b.log", LOG)
+    for layer, files, said in (
+        ("stranger thing", ("--onnx", str(model)), "is no layer"),
+        ("conv", ("--log", str(log)), "--onnx model.onnx"),
+    ):
+        users = str(written(tmp_path / "map.json", json.dumps({"p": layer})))
+        result = CliRunner().invoke(application(), ["report", *files, "--layer-map", users])
+        assert result.exit_code == 2
+        assert said in result.stderr
 
 
 # --- lists of layers that stay dense --------------------------------------------------------------
@@ -129,6 +119,7 @@ def test_a_file_leaves_layers_dense_and_asks_for_others(tmp_path: Path) -> None:
     found = _read(tmp_path, text, Selection(exclude=("given",)))
     assert found.exclude == ("given", "stem.*", "head#1")
     assert found.include == ("grouped",)
+    assert _read(tmp_path, "# all of them", found) == found
     assert found.said_by == {
         "stem.*": f"{tmp_path / 'layers.txt'} line 3",
         "grouped": f"{tmp_path / 'layers.txt'} line 4",
@@ -151,11 +142,6 @@ def test_any_name_is_found_again_by_the_line_that_is_written_for_it(
 def test_a_name_with_the_characters_of_a_glob_matches_itself_alone() -> None:
     assert glob_of("blocks[0].*") == "blocks[[]0].[*]"
     assert not fnmatchcase("blocks0.x", glob_of("blocks[0].*"))
-
-
-def test_a_file_of_comments_alone_leaves_the_selection_as_it_was(tmp_path: Path) -> None:
-    before = Selection(exclude=("head",))
-    assert _read(tmp_path, "# all of them", before) == before
 
 
 @pytest.mark.parametrize(

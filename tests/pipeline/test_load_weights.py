@@ -73,52 +73,46 @@ def test_the_pruned_weights_are_in_force(
     assert set(loaded.keys) == set(other.state_dict())
 
 
-def test_a_tied_weight_is_filled_once_and_stays_tied(tmp_path: Path) -> None:
+def test_a_tied_weight_is_filled_once_and_stays_tied_and_an_untied_one_takes_it_twice(
+    tmp_path: Path,
+) -> None:
     source = Tied()
     path = pruned(source, tmp_path)
-    other = Tied()
-    loaded = twofour.load_weights(other, path)
-    assert other.head.weight is other.table.weight
-    assert torch.equal(other.head.weight, source.head.weight)
+    tied, untied = Tied(), Tied(tied=False)
+    loaded = twofour.load_weights(tied, path)
+    assert tied.head.weight is tied.table.weight
+    assert torch.equal(tied.head.weight, source.head.weight)
     assert len(loaded.tied) == 1
+    twofour.load_weights(untied, path)
+    assert torch.equal(untied.head.weight, untied.table.weight)
 
 
-def test_an_untied_module_takes_the_tied_weight_twice(tmp_path: Path) -> None:
-    path = pruned(Tied(), tmp_path)
-    other = Tied(tied=False)
-    twofour.load_weights(other, path)
-    assert torch.equal(other.head.weight, other.table.weight)
-
-
-def test_two_weights_do_not_fit_into_a_tied_one(tmp_path: Path) -> None:
-    path = pruned(Tied(tied=False), tmp_path)
-    other = Tied()
-    before = other.head.weight.detach().clone()
-    with pytest.raises(BadInputError, match=r"table\.weight and head\.weight differ"):
-        twofour.load_weights(other, path)
-    assert torch.equal(other.head.weight, before)
-
-
-def test_missing_and_unexpected_keys_are_named_and_nothing_is_changed(tmp_path: Path) -> None:
-    path = pruned(plain(), tmp_path)
-    other = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 8), nn.Linear(8, 8))
+@pytest.mark.parametrize(
+    ("source", "other", "said"),
+    [
+        (Tied(tied=False), Tied(), ["table.weight and head.weight differ"]),
+        (
+            plain(),
+            nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 8), nn.Linear(8, 8)),
+            ["missing: 3.weight, 3.bias", "1.bias, 1.num_batches_tracked"],
+        ),
+        (
+            plain(),
+            nn.Sequential(nn.Linear(32, 32), nn.BatchNorm1d(32), nn.Linear(32, 9)),
+            ["2.weight is", "[9, 32]"],
+        ),
+    ],
+    ids=["two for a tied one", "other keys", "another shape"],
+)
+def test_weights_that_do_not_fit_are_named_and_nothing_is_changed(
+    source: nn.Module, other: nn.Module, said: list[str], tmp_path: Path
+) -> None:
+    path = pruned(source, tmp_path)
     before = weight_of(other).detach().clone()
     with pytest.raises(BadInputError) as told:
         twofour.load_weights(other, path)
-    assert "missing: 3.weight, 3.bias" in told.value.message
-    assert "1.bias, 1.num_batches_tracked" in told.value.message
+    assert [words for words in said if words not in told.value.message] == []
     assert torch.equal(weight_of(other), before)
-
-
-def test_another_shape_or_type_is_refused_and_nothing_is_changed(tmp_path: Path) -> None:
-    path = pruned(plain(), tmp_path)
-    wide = nn.Sequential(nn.Linear(32, 32), nn.BatchNorm1d(32), nn.Linear(32, 9))
-    before = weight_of(wide).detach().clone()
-    with pytest.raises(BadInputError, match=r"2\.weight is .*\[9, 32\]"):
-        twofour.load_weights(wide, path)
-    assert torch.equal(weight_of(wide), before)
-    with pytest.raises(BadInputError, match=r"torch.float32, .*torch.float16"):
-        twofour.load_weights(plain().half(), path)
 
 
 def test_the_header_is_the_same_bytes_each_time_however_many_keys_are_tied(tmp_path: Path) -> None:

@@ -94,17 +94,6 @@ def test_a_batch_alone_is_eight_or_that_of_the_other_inputs() -> None:
         (["x=3x8x8"], "cannot be 3x8x8"),
         (["image=1x3x8x8"], "no input 'image'"),
         (["1x3x8x8", "1x3x8x8"], "2 shapes for the 1 inputs"),
-    ],
-)
-def test_shapes_that_do_not_fit_are_refused(texts: Sequence[str], words: str) -> None:
-    with pytest.raises(BadInputError) as failure:
-        sizes(IMAGE, *texts)
-    assert words in failure.value.message
-
-
-@pytest.mark.parametrize(
-    ("texts", "words"),
-    [
         (["x=1x2", "3x4"], "every shape with its input's name, or none"),
         (["=1x2"], "every shape with its input's name, or none"),
         (["x=1x2", "x=1x3"], "names an input twice"),
@@ -112,9 +101,11 @@ def test_shapes_that_do_not_fit_are_refused(texts: Sequence[str], words: str) ->
         (["x="], "'' is not a shape"),
     ],
 )
-def test_a_shape_that_cannot_be_read_is_refused(texts: list[str], words: str) -> None:
+def test_shapes_that_cannot_be_read_or_do_not_fit_are_refused(
+    texts: Sequence[str], words: str
+) -> None:
     with pytest.raises(BadInputError) as failure:
-        with_input_shapes(RunOptions(), texts)
+        sizes(IMAGE, *texts)
     assert words in failure.value.message
 
 

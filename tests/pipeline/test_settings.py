@@ -13,7 +13,7 @@ from support.onnx_models import model, save, two_weights, weights
 from support.small_run import MODEL, Recorder
 
 from twofour.errors import BadInputError
-from twofour.jobs import open_run, run_all, run_build, run_export, run_stages
+from twofour.jobs import open_run, run_all, run_build, run_export, run_prune, run_stages
 from twofour.pipeline.onnx.model import OnnxModel
 from twofour.pipeline.stages import R, Runner, Settings, Silent, Stage, resolve_options
 from twofour.pipeline.torch.model import TorchModel
@@ -274,3 +274,35 @@ def test_a_stage_goes_by_the_options_that_it_names(
 def test_example_inputs_and_shapes_for_them_exclude_each_other(kind: type[ExampleInputs]) -> None:
     with pytest.raises(BadInputError, match="--inputs and --input-shape"):
         kind(inputs="x.npz", input_shapes=((4, 8, 6, 6),))
+
+
+# --- without calibration data ---------------------------------------------------------------------
+
+
+# --- without calibration data ---------------------------------------------------------------------
+
+
+def test_what_is_lost_without_data_is_one_note_unless_the_model_came_pruned(tmp_path: Path) -> None:
+    source = str(save(two_weights(), tmp_path / "model.onnx"))
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(300, 8, 6, 6)))
+    calibration = CalibrationOptions(data=str(tmp_path / "x.npy"))
+    without, pruned, with_data = Recorder(), Recorder(), Recorder()
+    run_prune(source, tmp_path / "r", RunOptions(), without)
+    run_prune(str(tmp_path / "r" / "sparse.onnx"), tmp_path / "s", RunOptions(), pruned)
+    run_prune(source, tmp_path / "t", RunOptions(calibration=calibration), with_data)
+    (note,) = without.notes
+    assert note.startswith("2 weights pruned by magnitude, without calibration samples.")
+    assert "`--calibrate DATA`" in note
+    assert [note for note in pruned.notes if "without cal" in note] == with_data.notes == []
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"image_mean": (0.5,)}, {"image_std": (0.5,)}, {"image_size": (8, 8)}, {"samples": 8}],
+)
+def test_what_says_how_data_are_read_is_refused_without_data(
+    folder: Path, tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    options = RunOptions(calibration=replace(CalibrationOptions(), **changed))
+    with pytest.raises(BadInputError, match=r"--(mean|std|size|calibrate-samples) needs"):
+        run_prune(str(folder / "model.onnx"), tmp_path / "r", options)

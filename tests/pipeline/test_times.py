@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import helper
 from support import onnx_models as om
+from support.small_run import Recorder
+from support.stand_in_worker import DYING
 
 from twofour.cli.run import build_view
+from twofour.comparing.compared import open_compared
+from twofour.comparing.variants import plan_variants
 from twofour.engines import timing as engine_times
 from twofour.engines.machine import peak_resident_bytes
 from twofour.engines.onnxruntime.session import OrtSession
 from twofour.engines.protocol import ENGINES, OpenRequest, no_progress
 from twofour.engines.timing import RoundPlan, TimedRequest, time_engines
-from twofour.jobs import run_all, run_build
+from twofour.jobs import open_run, run_all, run_build, run_stages
 from twofour.latency.ratios import ratios_and_noise
+from twofour.pipeline.stages import resolve_options
+from twofour.records.export import EngineStatus
 from twofour.records.latency import LatencyComparison, LatencyVerdict
-from twofour.records.options import RunOptions
+from twofour.records.options import CompareOptions, RunOptions
 from twofour.records.run import BuildResult, RunResult
 from twofour.reports.latency_words import answer_lines
 from twofour.reports.terminal import plain_text
+from twofour.store import read_record
+from twofour.workers.host import EngineHost, Sessions
 
 DENSE, SPARSE = "dense@onnxruntime:cpu", "sparse@onnxruntime:cpu"
 OPTIONS = RunOptions(engine="onnxruntime")
@@ -34,9 +41,7 @@ PLAN = RoundPlan(rounds=3, time_limit_s=1.0, seed=0, least=1, warmup=1)
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"], "dot")]
-    made = om.model(nodes, {"w": om.weights(64, 64)}, inputs={"x": [2, 64]})
-    return om.save(made, tmp_path_factory.mktemp("times") / "m.onnx")
+    return om.save(om.matmul(om.weights(64, 64)), tmp_path_factory.mktemp("times") / "m.onnx")
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +100,7 @@ def test_a_session_that_is_open_is_timed_and_closed_not_loaded_again(model: Path
     ).rows
     assert opened == {}
     assert session.session is None
-    assert first.open_s == session.load_s
+    assert first.open_s == session.load_s > 0
     assert second.open_s != session.load_s
     assert first.settings is not None
     assert second.settings == replace(first.settings, weights="b")
@@ -162,3 +167,70 @@ def with_times(times: LatencyComparison, factor: float) -> LatencyComparison:
     rows = tuple(replace(row, samples_ms=tuple(samples(row.name))) for row in times.variants)
     ratios, noise = ratios_and_noise(rows, times.baseline, 0, ())
     return replace(times, variants=rows, ratios=ratios, noise=noise, loads=())
+
+
+# --- engines of TensorRT: which file each is built from, and what it is called --------------------
+
+
+TENSORRT = RunOptions(engine="tensorrt")
+OFF = "sparse@tensorrt:gpu-sparsity-off"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A run folder of the main job, whose engines a stand-in has built; `did.txt` has the order."""
+    weight = om.weights(64, 64, dtype=np.float16)
+    model = om.one_layer(tmp_path / "model.onnx", "MatMul", weight, ([2, 64], [2, 64]))
+    folder = tmp_path / "run"
+    progress = Recorder()
+    with (
+        open_run(str(model), folder, TENSORRT, progress) as opened,
+        EngineHost(note=progress.note, service=DYING) as host,
+    ):
+        settings = resolve_options(TENSORRT, opened.model, host.status, progress.note)
+        run_stages(replace(opened, options=settings, host=host, sessions=Sessions(host, 1)))
+    (tmp_path / "did.txt").write_text(" ".join(progress.did))
+    return folder
+
+
+def plans(folder: Path, **options: object) -> dict[str, Mapping[str, Path]]:
+    """The engines of the run that a comparison would load."""
+    setup = open_compared((folder,), None, CompareOptions(**options))  # type: ignore[arg-type]
+    return {model.weights: model.plans for model in setup.models}
+
+
+def test_each_engine_has_its_own_file_and_the_dense_one_is_the_baseline(folder: Path) -> None:
+    built = read_record(BuildResult, folder / "build.json")
+    files = [(v.variant, v.onnx, v.sparse_weights, v.plan) for v in built.variants]
+    assert files == [
+        ("dense", "dense.onnx", False, "dense.plan"),
+        ("sparse", "sparse.onnx", True, "sparse.plan"),
+    ]
+    names = ["dense@tensorrt:gpu", "sparse@tensorrt:gpu", "dense@tensorrt:gpu again"]
+    assert [row.name for row in built.times.variants] == names
+    assert built.times.baseline == "dense@tensorrt:gpu"
+    assert built.times.options.engines == ("tensorrt:gpu",)
+    did = (folder.parent / "did.txt").read_text().split()
+    assert did.index("build-sparse") < did.index("build-dense")
+
+
+def test_compare_takes_the_engines_of_the_run_but_at_other_shapes(folder: Path) -> None:
+    assert plans(folder) == {
+        "dense": {"gpu": folder / "dense.plan"},
+        "sparse": {"gpu": folder / "sparse.plan"},
+    }
+    assert plans(folder, shapes=("x=2x64",)) == {"dense": {}, "sparse": {}}
+
+
+def test_the_engines_of_one_file_are_compared_in_both_modes(folder: Path) -> None:
+    setup = open_compared((folder,), None, CompareOptions())
+    run_in = ("tensorrt:gpu-sparsity-off", "tensorrt:gpu")
+
+    def statuses(engine: str, modes: object) -> list[EngineStatus]:
+        assert isinstance(modes, tuple)
+        status = EngineStatus(engine=engine, version="10.0", can_run=True, why_not=None)
+        return [status] * len(modes)
+
+    rows, baseline = plan_variants(setup.models[1:], CompareOptions(), statuses, run_in)
+    assert [row.name for row in rows] == [OFF, f"{OFF} again", "sparse@tensorrt:gpu"]
+    assert baseline == OFF

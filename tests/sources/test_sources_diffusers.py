@@ -65,6 +65,7 @@ FLUX = TRANSFORMER | {
     "axes_dims_rope": (4, 6, 6),
 }
 TEXT = {"encoder_hidden_states": (2, 333, 32), "pooled_projections": (2, 16), "timestep": (2,)}
+UNET_INPUTS = {"sample": (2, 4, 8, 8), "timestep": (2,), "encoder_hidden_states": (2, 77, 16)}
 FREE = {"height", "width"}
 
 
@@ -109,22 +110,11 @@ def _message(folder: Path) -> str:
 @pytest.mark.parametrize(
     ("name", "config", "inputs", "free"),
     [
-        (
-            "UNet2DConditionModel",
-            UNET,
-            {"sample": (2, 4, 8, 8), "timestep": (2,), "encoder_hidden_states": (2, 77, 16)},
-            FREE,
-        ),
+        ("UNet2DConditionModel", UNET, UNET_INPUTS, FREE),
         (
             "UNet2DConditionModel",
             SDXL,
-            {
-                "sample": (2, 4, 8, 8),
-                "timestep": (2,),
-                "encoder_hidden_states": (2, 77, 16),
-                "text_embeds": (2, 16),
-                "time_ids": (2, 6),
-            },
+            UNET_INPUTS | {"text_embeds": (2, 16), "time_ids": (2, 6)},
             FREE,
         ),
         ("AutoencoderKL", AUTOENCODER, {"sample": (1, 3, 16, 16)}, FREE),

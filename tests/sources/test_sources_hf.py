@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import pickle
 import shutil
@@ -17,8 +18,9 @@ from support.small_run import Recorder
 
 from twofour.errors import BadInputError
 from twofour.jobs import run_all
-from twofour.records.eligibility import EligibilityReport
-from twofour.records.options import ExampleInputs, RunOptions
+from twofour.records.eligibility import EligibilityReport, VerdictName
+from twofour.records.options import ExampleInputs, Precision, RunOptions, SizeRange
+from twofour.records.run import RunResult, VariantCheck
 from twofour.records.weights import ReasonCode, Selection
 from twofour.sources.callable import open_callable
 from twofour.sources.hf import HfSource, invented_inputs, notes_on, open_hf
@@ -490,3 +492,53 @@ def test_the_key_follows_weights_config_tokenizer_and_pooling(tmp_path: Path) ->
     assert len(set(keys)) == 6
     (tmp_path / "README.md").write_text("new")
     assert _source(tmp_path).key() == keys[-2]
+
+
+# --- the main job on a trained encoder: one layer of all-MiniLM-L6-v2 -----------------------------
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
+    folder = tmp_path_factory.mktemp("checkpoint") / "model"
+    shutil.copytree(MINILM, folder)
+    _edit_config(folder, num_hidden_layers=1)
+    weights = folder / "model.safetensors"
+    left_out = tuple(f"encoder.layer.{n}." for n in range(1, 6))
+    kept = {k: v for k, v in load_file(weights).items() if not k.startswith(left_out)}
+    save_file(kept, weights, metadata={"format": "pt"})
+    options = RunOptions(precision=Precision.FLOAT16)
+    return run_all(str(folder), tmp_path_factory.mktemp("minilm") / "run", options, Recorder())
+
+
+def test_every_linear_layer_is_pruned_named_and_still_two_of_four_in_the_file(
+    result: RunResult,
+) -> None:
+    verdicts = {v.layer: v for v in result.report.verdicts}
+    encoder = [name for name in verdicts if name.startswith("encoder.layer.")]
+    assert len(encoder) == 6, "query, key, value, attention output, intermediate, output"
+    assert set(verdicts) == set(encoder), "the embedding uses no pooler"
+    assert "encoder.layer.0.attention.self.query" in encoder
+    assert all(verdicts[name].pattern_holds for name in encoder)
+    assert result.export.pattern.broken == ()
+    required = [c for c in result.export.pattern.checks if c.required]
+    assert len(required) == 6
+    assert {v.verdict for v in verdicts.values()} == {VerdictName.ELIGIBLE}
+    assert sum(math.prod(v.shape) for v in verdicts.values()) == 4 * 384 * 384 + 2 * 384 * 1536
+
+
+def test_the_report_compares_the_embeddings_of_twenty_real_sentences(result: RunResult) -> None:
+    accuracy = result.accuracy
+    assert accuracy.examples == 20
+    (drift,) = accuracy.drift
+    assert drift.shape == (20, 384)
+    # a trained model pruned without fine-tuning: clearly moved, clearly not destroyed
+    assert 0.3 < drift.row_cosine_mean < 0.99
+    assert drift.row_cosine_min <= drift.row_cosine_mean
+
+
+def test_the_sequence_is_free_and_the_file_holds_at_one_token_and_at_128(result: RunResult) -> None:
+    assert {i.shape for i in result.export.inputs} == {("batch", "sequence")}
+    assert result.export.ranges == (SizeRange(name="sequence", min=1, max=512),)
+    checked = read_record(VariantCheck, Path(result.folder) / "stages" / "check-dense.json")
+    assert [check.sizes["sequence"] for check in checked.sizes] == [1, 128]
+    assert all(check.holds and check.agreement[0].cosine > 0.9999 for check in checked.sizes)

@@ -7,7 +7,7 @@ from typing import Any
 
 from twofour.eligibility.build_facts import BuildFacts, ReportContext
 from twofour.eligibility.predict import predict
-from twofour.records.eligibility import EligibilityReport, Verdict
+from twofour.records.eligibility import EligibilityReport, EligibilityTotals, Verdict
 from twofour.records.export import Gpu
 from twofour.records.weights import (
     Pattern,
@@ -65,6 +65,11 @@ def big(name: str = "a", **changes: Any) -> Weight:
     return conv(name, 512, 512, **{"node": name, **changes})
 
 
+def broken(name: str) -> tuple[Weight, WeightCheck]:
+    """The same, not pruned."""
+    return big(name), check(big(name), violations=7)
+
+
 def grouped(name: str = "g") -> Weight:
     """A layer that no sparse kernel takes."""
     return conv(name, 128, 128, groups=32, node=name)
@@ -119,6 +124,11 @@ def report(*judged: Weight | tuple[Weight, WeightCheck], **changes: Any) -> Elig
     pairs = [w if isinstance(w, tuple) else (w, check(w)) for w in judged]
     checks = validation(*(c for _, c in pairs))
     return predict([w for w, _ in pairs], checks, context(**changes))
+
+
+def totals_of(found: EligibilityReport) -> EligibilityTotals:
+    assert found.totals is not None
+    return found.totals
 
 
 def verdict(weight: Weight, weight_check: WeightCheck | None = None, **changes: Any) -> Verdict:

@@ -1,4 +1,4 @@
-"""What is different on TensorRT 8.6, against its real bindings; run by test_bindings.py."""
+"""What is different on TensorRT 8.6, against its real bindings; run by test_engine_tensorrt.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The build against real TensorRT bindings over stand-in libraries; run by test_bindings.py."""
+"""The build against real TensorRT bindings over stand-ins; run by test_engine_tensorrt.py."""
 
 from __future__ import annotations
 

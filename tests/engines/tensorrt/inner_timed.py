@@ -1,4 +1,4 @@
-"""A plan as a TimedModel against real TensorRT bindings; run by test_bindings.py."""
+"""A plan as a TimedModel against real TensorRT bindings; run by test_engine_tensorrt.py."""
 
 from __future__ import annotations
 

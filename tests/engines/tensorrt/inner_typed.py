@@ -1,6 +1,6 @@
 """What TensorRT 10 and 11 have and 8.6 lacks: strong typing, a progress monitor, bfloat16.
 
-Against real bindings over stand-in libraries; run by test_bindings.py.
+Against real bindings over stand-in libraries; run by test_engine_tensorrt.py.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import struct
 import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,6 +20,7 @@ from support.calibration_data import joined, onnx_model, opened
 from support.unlucky import at_change, full_from
 
 from twofour.errors import BadInputError
+from twofour.inputs.fits import read_arrays, save_arrays, stored_arrays
 from twofour.inputs.samples import BATCH_SAMPLES, ModelInputs
 from twofour.records.options import CalibrationOptions
 from twofour.sources.calibration.kinds import calibration_key, open_calibration
@@ -232,3 +235,53 @@ def test_the_key_follows_content_and_settings(tmp_path: Path) -> None:
     assert key != calibration_key(replace(options, samples=7), None)
     npz(path, x=X + 1)
     assert key != calibration_key(options, None)
+
+
+# --- archives of example inputs -------------------------------------------------------------------
+
+
+def npy(array: NDArray[Any]) -> bytes:
+    buffer = io.BytesIO()
+    np.lib.format.write_array(buffer, array)
+    return buffer.getvalue()
+
+
+def header(shape: str) -> bytes:
+    text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".ljust(117).encode()
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text) + 1) + text + b"\n"
+
+
+@pytest.mark.parametrize(
+    ("members", "reason"),
+    [
+        ({"x.npy": b"hello"}, "'x' in it is not an array"),
+        ({"x.npy": npy(X), "readme.txt": b"hi"}, "'readme.txt' in it is not an array"),
+        ({"x.npy": header("(10000000000000, 100000000)") + b"abc"}, "not a readable .npz file"),
+        ({"x.npy": header("(-1, 4)") + b"abc"}, "negative dimensions"),
+        ({"x.npy": npy(X)[:-4]}, "not a readable .npz file"),
+        ({}, "contains no array"),
+    ],
+)
+def test_an_npz_with_members_that_are_no_arrays_is_refused(
+    tmp_path: Path, members: dict[str, bytes], reason: str
+) -> None:
+    path = tmp_path / "x.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    with pytest.raises(BadInputError, match=f"^{path}.*{reason}"):
+        read_arrays(path)
+
+
+@pytest.mark.parametrize(
+    "name", ["file", "allow_pickle", "self", "", "a/../b", "x.npy", "n" * 20_000]
+)
+def test_arrays_may_have_any_name(tmp_path: Path, name: str) -> None:
+    save_arrays(tmp_path / "x.npz", {name: X, "other": X[0]})
+    assert list(stored_arrays(tmp_path / "x.npz")) == [name, "other"]
+
+
+def test_an_npz_is_written_as_numpy_writes_it(tmp_path: Path) -> None:
+    save_arrays(tmp_path / "ours.npz", {"a": X, "b": np.zeros((0, 3), np.int64)})
+    np.savez(tmp_path / "numpy.npz", a=X, b=np.zeros((0, 3), np.int64))
+    assert (tmp_path / "ours.npz").read_bytes() == (tmp_path / "numpy.npz").read_bytes()
