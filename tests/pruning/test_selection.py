@@ -131,11 +131,6 @@ def test_users_of_one_array_along_one_axis_are_pruned_together_and_others_as_the
     assert pruned(weights, Selection()) == ["user0", "user1", "alone"]
 
 
-def test_users_of_one_array_along_two_axes_are_an_error_naming_both() -> None:
-    with pytest.raises(BadInputError, match=r"user0 .*user1"):
-        choose(tied(1, 0), TWO_FOUR, Selection())
-
-
 def test_excluding_one_user_leaves_the_array_dense_for_all() -> None:
     rows = choose(tied(1, 0), TWO_FOUR, Selection(exclude=("user1",)))
     assert [chosen for _, chosen, _ in rows] == [False, False]

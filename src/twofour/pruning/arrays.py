@@ -17,7 +17,7 @@ from twofour.inputs.fits import Array
 from twofour.pattern import count_zeros
 from twofour.pruning.methods import InPlace, left_to, without_data
 from twofour.pruning.methods.magnitude import Outcome
-from twofour.pruning.selection import Choice, axis_conflict, choose, pruned_weight
+from twofour.pruning.selection import Choice, choose, pruned_weight
 from twofour.records import frozen
 from twofour.records.weights import (
     Calibration,
@@ -107,13 +107,22 @@ def plan_arrays(
         first = wanted.setdefault(place.key, row)
         own = (place.step, weight.shape[weight.axis])
         if groups.setdefault(place.key, own) != own:
-            raise axis_conflict(weights[first], weight)
+            raise _axis_conflict(weights[first], weight)
     return ArrayPlan(
         pattern=pattern,
         selection=selection,
         choices=choices,
         places=tuple(places),
         wanted=wanted,
+    )
+
+
+def _axis_conflict(one: Weight, other: Weight) -> BadInputError:
+    """The error for one array that two layers sum over along different axes."""
+    return BadInputError(
+        f"layers {one.layer} (axis {one.axis}) and {other.layer} (axis {other.axis}) share the "
+        f"weight {one.weight} of shape {one.shape} and need it sparse along different axes",
+        hint=f"leave it dense with --exclude {one.layer}, or untie the two layers",
     )
 
 

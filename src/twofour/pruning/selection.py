@@ -37,8 +37,7 @@ _LEFT_DENSE = (LeftDense.ALWAYS, LeftDense.UNLESS_ASKED, LeftDense.IF_STATED)
 def choose(weights: Sequence[Weight], pattern: Pattern, selection: Selection) -> tuple[Choice, ...]:
     """Decide on every weight, in the order given; users of one array are decided together.
 
-    Raises BadInputError for a glob that matches nothing, an include that asks for the impossible,
-    and an array that two of its layers need pruned along different axes.
+    Raises BadInputError for a glob that matches nothing and an include that asks for the impossible.
     """
     _check_globs(weights, selection)
     choices = [_choose_one(weight, pattern, selection) for weight in weights]
@@ -141,11 +140,7 @@ def _with_users(choice: Choice, choices: Sequence[Choice]) -> Choice:
         message = f"left dense: it shares its array with {excluded[0]}, which is excluded"
         return weight, False, (Reason(code=ReasonCode.EXCLUDED, message=message), *reasons)
     pruned_for = [other for other, other_pruned, _ in others if other_pruned]
-    if pruned:
-        for other in pruned_for:
-            if other.axis != weight.axis:
-                raise axis_conflict(weight, other)
-    elif pruned_for and not excluded and not _is_excluded(reasons):
+    if pruned_for and not pruned and not excluded and not _is_excluded(reasons):
         first = pruned_for[0]
         message = f"its array is pruned along axis {first.axis} for {first.layer}"
         reason = Reason(code=ReasonCode.SHARED_WEIGHT, message=message)
@@ -155,15 +150,6 @@ def _with_users(choice: Choice, choices: Sequence[Choice]) -> Choice:
 
 def _is_excluded(reasons: Iterable[Reason]) -> bool:
     return any(reason.code is ReasonCode.EXCLUDED for reason in reasons)
-
-
-def axis_conflict(one: Weight, other: Weight) -> BadInputError:
-    """The error for one array that two layers sum over along different axes."""
-    return BadInputError(
-        f"layers {one.layer} (axis {one.axis}) and {other.layer} (axis {other.axis}) share the "
-        f"weight {one.weight} of shape {one.shape} and need it sparse along different axes",
-        hint=f"leave it dense with --exclude {one.layer}, or untie the two layers",
-    )
 
 
 def pruned_weight(choice: Choice, outcome: Outcome, solution: Solution) -> PrunedWeight:
