@@ -37,7 +37,8 @@ _LEFT_DENSE = (LeftDense.ALWAYS, LeftDense.UNLESS_ASKED, LeftDense.IF_STATED)
 def choose(weights: Sequence[Weight], pattern: Pattern, selection: Selection) -> tuple[Choice, ...]:
     """Decide on every weight, in the order given; users of one array are decided together.
 
-    Raises BadInputError for a glob that matches nothing and an include that asks for the impossible.
+    Raises BadInputError for a glob that matches nothing, and for an include that asks for the
+    impossible.
     """
     _check_globs(weights, selection)
     choices = [_choose_one(weight, pattern, selection) for weight in weights]
