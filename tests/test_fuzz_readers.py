@@ -18,7 +18,7 @@ from safetensors.numpy import save as save_arrays_safely
 from support import fuzzing
 from support.calibration_data import onnx_model, opened
 from support.fuzzing import SECONDS, Kind, Mutate, read_all, try_kind, try_many
-from support.rendered import eligibility_table, log_text
+from support.rendered import log_text, to_table
 
 from twofour.calibrate.layer_plan import main_graph, plan_calibration
 from twofour.engines.tensorrt.bindings import precisions_of
@@ -100,7 +100,7 @@ def _read_log(path: Path) -> None:
 
 def _shown(report: EligibilityReport) -> None:
     to_json(report)
-    plain_text(eligibility_table(report))
+    plain_text(to_table(report))
 
 
 def _npz() -> bytes:

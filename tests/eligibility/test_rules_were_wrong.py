@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 from support.join_cases import DENSE, SPARSE, build, chain, chosen, eligible, information, layer
-from support.rendered import eligibility_table, to_csv, to_html, to_markdown
+from support.rendered import to_csv, to_html, to_markdown, to_table
 from support.report_cases import check, conv, matmul, report
 
 from twofour.eligibility.build_evidence import BuildEvidence
@@ -71,7 +71,7 @@ def test_rows_totals_and_formats_name_the_same_layers(case: str) -> None:
     assert {name for name, row in rows.items() if row["rules_were_wrong"] == "true"} == wrong
     told = {name for name in rows if "rules said" in _printed(layer_story(found, evidence, name))}
     assert told == wrong
-    for page in (_printed(eligibility_table(found)), to_markdown(found), to_html(found)):
+    for page in (_printed(to_table(found)), to_markdown(found), to_html(found)):
         assert len(re.findall(r"\(rules\b", page)) == len(wrong)
 
 

@@ -11,7 +11,7 @@ import pytest
 from support.comparison_cases import COMPARISONS, files, run_folder, sweep
 from support.html_page import Page
 from support.render_cases import build_result, every_status
-from support.rendered import comparison_page, to_html
+from support.rendered import to_html
 
 from twofour.records.latency import LatencyComparison
 from twofour.reports.latency_words import answer_lines
@@ -20,7 +20,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 def test_the_section_is_as_expected(golden: Callable[[Path, str], None]) -> None:
-    page = comparison_page(run_folder())
+    page = to_html(run_folder())
     section = page.split("<main>\n")[1].split("</main>")[0]
     lines = section.replace("<g>", "\n<g>").replace("<path", "\n<path").replace("<td", "\n<td")
     golden(GOLDEN / "comparison_section.html.txt", lines)
@@ -30,7 +30,7 @@ def test_the_section_is_as_expected(golden: Callable[[Path, str], None]) -> None
 def test_every_tag_is_closed_and_nothing_is_fetched_or_styled_in_place(
     made: LatencyComparison,
 ) -> None:
-    for text in (comparison_page(made), to_html(every_status(), comparison=made)):
+    for text in (to_html(made), to_html(every_status(), comparison=made)):
         page = Page(text)
         assert page.unclosed == []
         assert not re.search(r"url\(|@import", "".join(page.texts["style"]))
@@ -43,13 +43,13 @@ def test_every_tag_is_closed_and_nothing_is_fetched_or_styled_in_place(
 
 
 def test_of_the_batches_of_a_sweep_only_the_first_is_open() -> None:
-    text = comparison_page(sweep())
+    text = to_html(sweep())
     assert re.findall(r"<details( open)?>\n<summary>(Batch \d+)", text) == [
         (" open", "Batch 1"),
         ("", "Batch 8"),
         ("", "Batch 32"),
     ]
-    assert "<details" not in comparison_page(run_folder())
+    assert "<details" not in to_html(run_folder())
 
 
 def test_a_report_shows_the_comparison_instead_of_the_times_of_the_build() -> None:

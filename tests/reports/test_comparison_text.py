@@ -19,7 +19,7 @@ from support.comparison_cases import (
     run_folder,
     variant,
 )
-from support.rendered import comparison_text
+from support.rendered import to_table
 
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.latency import LatencyComparison, LatencyVerdict
@@ -34,7 +34,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 def _shown(comparison: LatencyComparison, width: int = 80) -> str:
-    return plain_text(comparison_text(comparison), width=width)
+    return plain_text(to_table(comparison), width=width)
 
 
 def _column(comparison: LatencyComparison, head: str) -> dict[str | None, str | None]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from support.comparison_cases import COMPARISONS
 from support.render_cases import every_status
-from support.rendered import comparison_markdown, to_markdown
+from support.rendered import to_markdown
 from support.report_cases import matmul, reason, report
 
 from twofour.records.weights import ReasonCode
@@ -55,11 +55,11 @@ def test_a_sentence_reads_as_it_is(text: str) -> None:
 
 @pytest.mark.parametrize("name", ["run_folder", "hostile"])
 def test_the_document_is_as_expected(golden: Callable[[Path, str], None], name: str) -> None:
-    golden(GOLDEN / f"comparison_{name}.md", comparison_markdown(COMPARISONS[name]))
+    golden(GOLDEN / f"comparison_{name}.md", to_markdown(COMPARISONS[name]))
 
 
 def test_no_name_adds_a_tag_or_a_link() -> None:
-    text = comparison_markdown(COMPARISONS["hostile"])
+    text = to_markdown(COMPARISONS["hostile"])
     page = MarkdownIt("commonmark", {"html": True}).enable("table").render(text)
     assert set(re.findall(r"<([a-z0-9]+)", page)) <= {
         *("h1", "h2", "p", "ul", "li", "strong", "code", "br"),

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Group
 from support.comparison_cases import agreement
-from support.rendered import eligibility_table
+from support.rendered import to_table
 from support.report_cases import (
     check,
     conv,
@@ -68,13 +68,13 @@ def _known_cases() -> EligibilityReport:
 
 
 def test_the_eligibility_table_is_as_expected(golden: Callable[[Path, str], None]) -> None:
-    golden(GOLDEN / "eligibility.txt", plain_text(eligibility_table(_known_cases())))
+    golden(GOLDEN / "eligibility.txt", plain_text(to_table(_known_cases())))
 
 
 @pytest.mark.parametrize("width", [100, 120, 200])
 def test_no_line_is_wider_than_the_console_and_no_name_is_cut(width: int) -> None:
     made = report(*(matmul(name, 512, 512, weight=f"w{i}") for i, name in enumerate(HOSTILE)))
-    text = plain_text(eligibility_table(made), width=width)
+    text = plain_text(to_table(made), width=width)
     assert max(map(len, text.splitlines())) <= width
     assert LONG in "".join(line.split("  ")[0].strip() for line in text.splitlines())
     assert "[red]x" in text
@@ -173,9 +173,9 @@ def test_layers_of_another_size_or_verdict_keep_rows_of_their_own() -> None:
 def test_a_terminal_leaves_out_the_last_columns_and_breaks_no_code() -> None:
     made = _known_cases()
     for width, heads in ((200, {"layer", "verdict", "reasons", "pattern", "type"}), (60, set())):
-        first = plain_text(eligibility_table(made), width=width).splitlines()[0]
+        first = plain_text(to_table(made), width=width).splitlines()[0]
         assert heads | {"layer", "verdict"} <= set(first.split())
-    narrow = plain_text(eligibility_table(made), width=60)
+    narrow = plain_text(to_table(made), width=60)
     assert "type" not in narrow.splitlines()[0]
     assert "PATTERN_BROKEN" in narrow
 

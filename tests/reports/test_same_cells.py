@@ -15,13 +15,10 @@ from markdown_it import MarkdownIt
 from support.comparison_cases import COMPARISONS, run_folder
 from support.render_cases import every_status, hostile, large
 from support.rendered import (
-    comparison_markdown,
-    comparison_page,
-    comparison_text,
-    eligibility_table,
     to_csv,
     to_html,
     to_markdown,
+    to_table,
 )
 from support.report_cases import conv, matmul, report
 
@@ -112,10 +109,10 @@ def test_a_comparison_gives_the_same_cells_in_every_format(name: str) -> None:
     tables = latency_document(comparison).tables
     expected = [_expected(table) for table in tables]
     assert len(expected) > 0
-    assert list(_of_pages(comparison_page(comparison))) == expected
-    assert _of_markdown(comparison_markdown(comparison)) == expected
+    assert list(_of_pages(to_html(comparison))) == expected
+    assert _of_markdown(to_markdown(comparison)) == expected
     assert _of_csv(comparison) == list(_long(tables))
-    shown = plain_text(comparison_text(comparison), width=WIDE)
+    shown = plain_text(to_table(comparison), width=WIDE)
     rows = [" ".join(row) for rows in expected for row in rows[1:]]
     assert [row for row in rows if row in _words(shown)] != []
     for table in tables:
@@ -192,7 +189,7 @@ def test_the_csv_has_the_cells_of_the_other_formats_and_the_exact_figures(name: 
 def test_the_reports_have_every_verdict_and_their_notes_stand_in_every_format() -> None:
     made = REPORTS["notes"]
     assert {v.verdict for v in made.verdicts} == set(VerdictName)
-    for shown in (to_html(made), to_markdown(made), plain_text(eligibility_table(made))):
+    for shown in (to_html(made), to_markdown(made), plain_text(to_table(made))):
         assert "=1+1" in shown
         assert "in LSTM (2)" in shown
 
@@ -205,7 +202,7 @@ def test_the_other_tables_of_a_report_are_the_same_in_a_page_and_in_markdown() -
     assert pages[1:] == others
     assert len(others) > 4
     cards = _expected(_table([*document.tables], "cards"))[1:]
-    terminal = _words(plain_text(eligibility_table(made), width=WIDE))
+    terminal = _words(plain_text(to_table(made), width=WIDE))
     for row in cards:
         assert _words(" ".join(row)) in terminal
 
@@ -214,7 +211,7 @@ def test_the_other_tables_of_a_report_are_the_same_in_a_page_and_in_markdown() -
 @pytest.mark.parametrize("name", ["every status", "alike"])
 def test_no_cell_is_lost_on_a_narrow_terminal(name: str, width: int) -> None:
     made = REPORTS[name]
-    shown = plain_text(eligibility_table(made), width=width)
+    shown = plain_text(to_table(made), width=width)
     letters = re.sub(r"\s", "", shown)
     words = set(re.split(r"[\s,;()]+", shown))
     layers = _table([*eligibility_document(made).tables], "layers").folded()
