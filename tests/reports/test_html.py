@@ -1,4 +1,4 @@
-"""The HTML report as text: escaped, self-contained, and every layer in it."""
+"""HTML pages as text: escaped, self-contained, every layer and every comparison in them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import html
 import json
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.comparison_cases import agreement, files
+from support.comparison_cases import COMPARISONS, agreement, files, run_folder, sweep
 from support.html_page import Page
 from support.render_cases import HOSTILE, build_result, every_status, hostile, large
 from support.rendered import to_html
@@ -22,10 +25,12 @@ from support.report_cases import matmul, report
 from twofour.eligibility.totals import LayerStatus
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.export import Accuracy
-from twofour.records.latency import ComparedVariant
+from twofour.records.latency import ComparedVariant, LatencyComparison
 from twofour.reports.eligibility_document import status_bar
 from twofour.reports.latency_words import answer_lines
 from twofour.words import printable, share
+
+GOLDEN = Path(__file__).parent / "golden"
 
 
 def _data(text: str) -> list[dict[str, Any]]:
@@ -148,3 +153,46 @@ def test_the_bar_has_a_segment_per_status_in_proportion() -> None:
     assert bar.segments[1].title == "not-eligible: runs dense: 3 layers"
     bar = status_bar(statuses, "weight", share)
     assert bar.segments[1].title == "not-eligible: runs dense: 3 weights (75.0 %)"
+
+
+def test_the_section_of_a_comparison_is_as_expected(golden: Callable[[Path, str], None]) -> None:
+    page = to_html(run_folder())
+    section = page.split("<main>\n")[1].split("</main>")[0]
+    lines = section.replace("<g>", "\n<g>").replace("<path", "\n<path").replace("<td", "\n<td")
+    golden(GOLDEN / "comparison_section.html.txt", lines)
+
+
+@pytest.mark.parametrize("made", COMPARISONS.values(), ids=COMPARISONS)
+def test_every_tag_is_closed_and_nothing_is_fetched_or_styled_in_place(
+    made: LatencyComparison,
+) -> None:
+    for text in (to_html(made), to_html(every_status(), comparison=made)):
+        page = Page(text)
+        assert page.unclosed == []
+        assert not re.search(r"url\(|@import", "".join(page.texts["style"]))
+        tags = {tag for tag, _ in page.tags}
+        assert tags.isdisjoint({"link", "img", "iframe", "object", "embed", "base"})
+        for _, attributes in page.tags:
+            assert "style" not in attributes
+            assert not [key for key in attributes if key.startswith("on")]
+        assert {a["href"] for _, a in page.tags if "href" in a} <= {"#layers"}
+
+
+def test_of_the_batches_of_a_sweep_only_the_first_is_open() -> None:
+    text = to_html(sweep())
+    assert re.findall(r"<details( open)?>\n<summary>(Batch \d+)", text) == [
+        (" open", "Batch 1"),
+        ("", "Batch 8"),
+        ("", "Batch 32"),
+    ]
+    assert "<details" not in to_html(run_folder())
+
+
+def test_a_report_shows_the_comparison_instead_of_the_times_of_the_build() -> None:
+    built = build_result(run_folder())
+    text = to_html(every_status(), build=built, comparison=files())
+    assert "<h2>Engines</h2>" in text
+    assert "a note &amp; more" in text
+    assert answer_lines(files())[0] in html.unescape(text)
+    assert answer_lines(built.times)[0] not in html.unescape(text)
+    assert answer_lines(built.times)[0] in html.unescape(to_html(every_status(), build=built))
