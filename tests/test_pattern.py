@@ -84,19 +84,6 @@ def test_groups_never_straddle_two_tiles() -> None:
     assert check(tall, 0, TWO_FOUR) == counted(3 * (2 * TILE + 12) // 4, 0)
 
 
-def test_first_violation_is_first_in_c_order_not_in_memory_order() -> None:
-    array = np.zeros((2, 2, 8), np.float32, order="F")
-    array[1, 0, 0:3] = 1
-    array[0, 1, 4:7] = 1
-    assert check(array, 2, TWO_FOUR).first_violation == (0, 1, 4)
-
-
-def test_a_tail_is_a_group_of_its_own_and_can_violate() -> None:
-    row = np.array([1, 1, 0, 0, 1, 1, 1], np.float32)
-    assert check(row, 0, TWO_FOUR) == counted(2, 1, (4,))
-    assert check(row[:6], 0, TWO_FOUR) == counted(2, 0)
-
-
 def nonzero(array: NDArray[Any]) -> list[bool]:
     return [count_zeros(array[i : i + 1]) == 0 for i in range(array.size)]
 

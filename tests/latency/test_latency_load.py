@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.sampled_variants import around, compared, settings_of, variant
+from support.comparison_cases import settings
+from support.sampled_variants import around, compared, variant
 
 from twofour.latency.fail_if import check_fail_if
 from twofour.records.latency import (
@@ -77,7 +78,7 @@ def test_on_a_busy_machine_nothing_is_claimed(ratio: float) -> None:
 
 def test_variants_on_a_gpu_are_judged_on_a_busy_machine() -> None:
     def on_gpu(made: ComparedVariant) -> ComparedVariant:
-        return replace(made, settings=replace(settings_of(made.name), threads=None))
+        return replace(made, settings=replace(settings(made.name), threads=None))
 
     variants = [on_gpu(variant(n, around(ms))) for n, ms in ((DENSE, 10), (SPARSE, 8))]
     load = on_two_cores(0.9)

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.sampled_variants import around, settings_of, variant
+from support.comparison_cases import settings
+from support.sampled_variants import around, variant
 
 from twofour.engines.timing import percentile, with_samples
 from twofour.errors import BadInputError
@@ -145,8 +146,8 @@ def test_files_are_compared_with_the_baseline_s_file_in_every_engine() -> None:
 
 
 def test_a_mode_that_only_names_the_kernels_is_sparsity() -> None:
-    on = replace(settings_of("sparse@tensorrt:gpu"), sparse_kernels=True)
-    off = replace(settings_of("sparse@tensorrt:gpu-sparsity-off"), sparse_kernels=False)
+    on = replace(settings("sparse@tensorrt:gpu"), sparse_kernels=True)
+    off = replace(settings("sparse@tensorrt:gpu-sparsity-off"), sparse_kernels=False)
     assert differ_in_sparsity_only(on, off)
     assert not differ_in_sparsity_only(on, replace(off, precision="float16"))
     assert not differ_in_sparsity_only(on, replace(off, sparse_kernels=None))
@@ -161,8 +162,8 @@ def test_what_the_kernels_alone_gain_stands_beside_what_the_dense_weights_lose()
     names = ("dense@tensorrt:gpu", "sparse@tensorrt:gpu", "sparse@tensorrt:gpu-sparsity-off")
     rows = []
     for name, ms in zip(names, (2.0, 1.0, 1.6), strict=True):
-        settings = replace(settings_of(name), sparse_kernels=name == "sparse@tensorrt:gpu")
-        rows.append(replace(variant(name, [ms] * 12), settings=settings))
+        made = replace(settings(name), sparse_kernels=name == "sparse@tensorrt:gpu")
+        rows.append(replace(variant(name, [ms] * 12), settings=made))
     ratios, _ = ratios_and_noise(rows, "dense@tensorrt:gpu", 0)
     assert [(r.variant, r.baseline, round(r.ratio, 3)) for r in ratios] == [
         ("sparse@tensorrt:gpu", "dense@tensorrt:gpu", 0.5),

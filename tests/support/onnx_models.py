@@ -16,7 +16,7 @@ from twofour.graph.files import DTYPES, load_external
 from twofour.graph.opened import open_onnx
 
 Array = NDArray[Any]
-_CODES = {name: code for code, name in DTYPES.items()}
+CODES = {name: code for code, name in DTYPES.items()}
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
@@ -31,7 +31,7 @@ def weights(*shape: int, dtype: Any = np.float32, seed: int = 0) -> Array:
 def tensor(name: str, values: Array) -> TensorProto:
     """A tensor with raw data, of any type numpy holds."""
     return helper.make_tensor(
-        name, _CODES[values.dtype.name], values.shape, values.tobytes(), raw=True
+        name, CODES[values.dtype.name], values.shape, values.tobytes(), raw=True
     )
 
 

@@ -11,14 +11,8 @@ from twofour.records.latency import (
     ComparedVariant,
     LatencyComparison,
     RoundLoad,
-    VariantSettings,
 )
 from twofour.records.options import CompareOptions
-
-
-def settings_of(name: str) -> VariantSettings:
-    """As the name says; ONNX Runtime has no sparse kernels."""
-    return settings(name)
 
 
 def variant(
@@ -36,7 +30,7 @@ def variant(
         samples_ms=tuple(samples_ms),
         error=error,
         batch=batch,
-        settings=settings_of(name) if samples_ms else None,
+        settings=settings(name) if samples_ms else None,
         layers=times,
     )
 
