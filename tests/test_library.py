@@ -17,6 +17,7 @@ import pytest
 import torch
 from support.mlp_onnx import NAMES, WIDTHS, agreement, broken, save_mlp
 from support.render_cases import every_status
+from support.small_run import Recorder
 from torch import nn
 from typer.testing import CliRunner
 
@@ -131,11 +132,15 @@ def test_a_metric_in_memory_is_measured_for_every_set_as_one_of_a_file_is(tmp_pa
     named = twofour.sensitivity(
         model, out=tmp_path / "named", metric="support.mlp_onnx:agreement", options=options
     )
-    held = twofour.sensitivity(model, out=tmp_path / "held", metric=agreement, options=options)
+    recorder = Recorder()
+    held = twofour.sensitivity(
+        model, out=tmp_path / "held", metric=agreement, options=options, progress=recorder
+    )
     assert {row.layer for row in held.layers} == set(NAMES)
     assert [row.loss for row in held.layers] == [row.loss for row in named.layers]
     assert held.budget == named.budget
     assert held.figure == "agreement"
+    assert "measured" in recorder.steps, "a progress with methods of its own is told the steps"
     assert list((tmp_path / "held").rglob(".mixed-*")) == []
 
 
@@ -210,15 +215,6 @@ def test_export_build_sizes_and_doctor_are_the_jobs_of_the_commands(tmp_path: Pa
     assert any("dense" in line for line in lines)
     assert twofour.sizes(model).weights == len(NAMES)
     assert {engine.engine for engine in twofour.doctor().engines} == {"tensorrt", "onnxruntime"}
-
-
-def test_a_progress_with_its_own_methods_is_told_the_steps_too(tmp_path: Path) -> None:
-    from support.small_run import Recorder
-
-    recorder = Recorder()
-    model = save_mlp(tmp_path / "mlp.onnx")
-    twofour.sensitivity(model, out=tmp_path / "r", progress=recorder)
-    assert "measured" in recorder.steps
 
 
 # --- records --------------------------------------------------------------------------------------

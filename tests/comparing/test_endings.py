@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from twofour.cli import application
 from twofour.comparing import comparison as comparing
 from twofour.comparing.comparison import compare, refuse_unfinished, statuses_apart
 from twofour.errors import BadInputError, BuildFailedError
-from twofour.records.latency import LatencyComparison, LatencyVerdict, RoundLoad, Withheld
+from twofour.records.latency import LatencyComparison, RoundLoad
 from twofour.records.options import CompareOptions
 from twofour.workers.process import WorkerProcess
 
@@ -43,64 +43,50 @@ def test_one_that_lived_or_an_interruption_is_another_ending() -> None:
         refuse_unfinished(comparison)
 
 
-def ended(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, comparison: LatencyComparison, *gates: str
-) -> Result:
-    """The command after such a comparison."""
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Result]:
+    """The command after such a comparison with these gates."""
 
-    @contextlib.contextmanager
-    def measured(*_: object) -> Iterator[tuple[Path, LatencyComparison]]:
-        yield folder, comparison
+    def command(comparison: LatencyComparison, *gates: str) -> Result:
+        options = replace(comparison.options, fail_if=gates)
+        found = tmp_path, replace(comparison, options=options)
+        measured = contextlib.nullcontext(found)
+        monkeypatch.setattr(comparing, "measure_paths", lambda *_: measured)
+        return CliRunner().invoke(application(), ["compare", "a.onnx"])
 
-    monkeypatch.setattr(comparing, "measure_paths", measured)
-    options = replace(comparison.options, fail_if=gates)
-    comparison = replace(comparison, options=options)
-    return CliRunner().invoke(application(), ["compare", "a.onnx"])
+    return command
 
 
 def test_the_command_keeps_what_was_measured_and_ends_in_5(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ended: Callable[..., Result], tmp_path: Path
 ) -> None:
-    done = ended(monkeypatch, tmp_path, failed(), "sparse / dense > 1.0")
+    done = ended(failed(), "sparse / dense > 1.0")
     assert done.exit_code == 5
     assert "every variant failed before its rounds were over" in done.stderr
     assert (tmp_path / "latency.json").is_file()
 
 
-def test_a_gate_that_is_met_ends_in_4_and_is_named_alone(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    done = ended(
-        monkeypatch, tmp_path, run_folder(), "sparse / dense > 100", "sparse / dense > 0.01"
-    )
+def test_a_gate_that_is_met_ends_in_4_and_is_named_alone(ended: Callable[..., Result]) -> None:
+    done = ended(run_folder(), "sparse / dense > 100", "sparse / dense > 0.01")
     assert done.exit_code == 4
     assert "sparse / dense > 0.01: sparse@onnxruntime:cpu / dense@onnxruntime:cpu is" in done.stderr
     assert "dense > 100" not in done.stderr
 
 
 def test_on_a_busy_machine_a_gate_is_not_judged_and_ends_in_6(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ended: Callable[..., Result],
 ) -> None:
-    whole = run_folder()
-    busy = replace(
-        whole,
-        loads=(RoundLoad(other_cores=1.0, cores=2),),
-        ratios=tuple(
-            replace(r, verdict=LatencyVerdict.UNDECIDED, withheld=Withheld.BUSY)
-            for r in whole.ratios
-        ),
-    )
-    done = ended(monkeypatch, tmp_path, busy, "sparse / dense > 1.0")
+    busy = replace(run_folder(), loads=(RoundLoad(other_cores=1.0, cores=2),))
+    done = ended(busy, "sparse / dense > 1.0")
     assert done.exit_code == 6
     assert "not judged: the machine was busy" in done.stderr
-    warning = "WARNING: other processes kept 1.00 of 2 cores busy"
-    assert warning in done.stdout
+    assert "WARNING: other processes kept 1.00 of 2 cores busy" in done.stdout
 
 
 def test_after_ctrl_c_the_command_says_how_far_it_came_and_ends_in_130(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ended: Callable[..., Result], tmp_path: Path
 ) -> None:
-    done = ended(monkeypatch, tmp_path, replace(run_folder(), partial="interrupted after 3 rounds"))
+    done = ended(replace(run_folder(), partial="interrupted after 3 rounds"))
     assert done.exit_code == 130
     assert done.stderr.endswith("interrupted after 3 rounds\n")
     assert (tmp_path / "latency.json").is_file()

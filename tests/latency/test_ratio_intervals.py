@@ -8,11 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.sampled_variants import around
 
-from twofour.latency.noise import (
-    LEAST_ROUNDS,
-    RatioEstimate,
-    paired_ratio,
-)
+from twofour.latency.noise import LEAST_ROUNDS, RatioEstimate, paired_ratio
 
 PAIRS = st.lists(st.tuples(st.floats(0.01, 1000), st.floats(0.01, 1000)), min_size=1, max_size=40)
 
@@ -27,14 +23,6 @@ def interval(found: RatioEstimate) -> tuple[float, float]:
     assert found.low is not None
     assert found.high is not None
     return found.low, found.high
-
-
-def assert_reciprocal(one: RatioEstimate, other: RatioEstimate) -> None:
-    assert one.ratio * other.ratio == pytest.approx(1)
-    assert (one.low is None) == (other.low is None)
-    if one.low is not None:
-        low, high = interval(one)
-        assert (low * interval(other)[1], high * interval(other)[0]) == pytest.approx((1, 1))
 
 
 def test_the_ratio_is_the_middle_half_of_the_rounds() -> None:
@@ -62,7 +50,12 @@ def test_an_interval_needs_ten_rounds() -> None:
 @given(PAIRS)
 def test_swapping_the_sides_turns_ratio_and_interval_over(pairs: list[tuple[float, float]]) -> None:
     variant, baseline = [v for v, _ in pairs], [b for _, b in pairs]
-    assert_reciprocal(paired(variant, baseline), paired(baseline, variant))
+    one, other = paired(variant, baseline), paired(baseline, variant)
+    assert one.ratio * other.ratio == pytest.approx(1)
+    assert (one.low is None) == (other.low is None)
+    if one.low is not None:
+        low, high = interval(one)
+        assert (low * interval(other)[1], high * interval(other)[0]) == pytest.approx((1, 1))
 
 
 @given(PAIRS)
