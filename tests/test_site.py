@@ -91,13 +91,8 @@ def test_a_page_and_a_frame_leave_out_times_that_other_processes_disturbed() -> 
 @pytest.mark.parametrize(
     ("words", "page"),
     [
-        ("no speedup", "why-nothing-sparse"),
         ("eligible but not chosen", "why-nothing-sparse"),
         ("ASP", "guides/other-tools"),
-        ("structured pruning", "guides/other-tools"),
-        ("sparse initializers", "guides/other-tools"),
-        ("torch sparse tensor", "guides/other-tools"),
-        ("refit", "guides/runtimes"),
         ("trt_sparsity_enable", "guides/runtimes"),
         ("yolo export", "guides/yolo"),
         ("tensorflow", "guides/tensorflow"),

@@ -220,20 +220,16 @@ def test_the_worst_output_is_shown_with_what_is_not_finite() -> None:
     assert _column(changed, "cosine")[two.name] == "0.900000"
 
 
-def test_the_forecast_of_an_engine_layer_is_beside_its_measured_ratio() -> None:
+def test_the_forecast_stands_beside_the_measured_answer_and_the_ratio_of_each_layer() -> None:
     (contrast,) = run_folder().layers
+    cell = Mock(gpu="L4", in_words="expected 1.10x (1.00 to 1.21), at most 1.22x")
+    cell.name = "L4, float16"
     gains = {contrast.rows[0].layer: 1.6}
-    report = Mock(EligibilityReport, forecast=Mock(gpu="L4"), forecast_gains=gains)
+    report = Mock(EligibilityReport, forecast=cell, forecast_gains=gains)
     made = layer_table(contrast, report)
     assert [c.head for c in made.columns][3:5] == ["ratio", "forecast gain on L4"]
     assert [row[4] for row in made.rows[:2]] == ["1.60", None]
     assert not any("forecast" in c.head for c in layer_table(contrast).columns)
-
-
-def test_a_comparison_has_the_forecast_of_the_model_beside_its_measured_answer() -> None:
-    cell = Mock(gpu="L4", in_words="expected 1.10x (1.00 to 1.21), at most 1.22x")
-    cell.name = "L4, float16"
-    report = Mock(EligibilityReport, forecast=cell, forecast_gains={})
     shown = text.markdown(latency_document(run_folder(), report))
     assert f"forecast for L4, float16: {cell.in_words}" in shown
     assert "forecast for" not in text.markdown(latency_document(run_folder()))
