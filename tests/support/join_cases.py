@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from support.log_lines import parse_lines
@@ -118,14 +117,11 @@ def information(*layers: EngineLayer) -> LayerInformation:
 
 
 def profile(**times: float) -> Profile:
-    return timed_profile(list(times.items()))
-
-
-def timed_profile(times: Sequence[tuple[str, float]]) -> Profile:
-    rows = tuple(
-        LayerProfile(name=name, total_ms=None, average_ms=ms, median_ms=None) for name, ms in times
+    rows = (
+        LayerProfile(name=name, total_ms=None, average_ms=ms, median_ms=None)
+        for name, ms in times.items()
     )
-    return Profile(iterations=10, layers=rows)
+    return Profile(iterations=10, layers=tuple(rows))
 
 
 SPARSE = "sm80_xmma_fprop_sparse_conv_f16f16_f16f16_f16_nhwc_sptensor"

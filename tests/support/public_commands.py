@@ -11,6 +11,8 @@ from pathlib import Path
 from twofour import records
 from twofour.records.eligibility import EligibilityReport, Verdict, VerdictName
 from twofour.records.log import Build, BuildLog, BuildOutcome
+from twofour.reports.eligibility_document import eligibility_document
+from twofour.reports.text import markdown
 from twofour.store import from_json
 
 SOURCES = Path(records.__file__).resolve().parents[2]
@@ -64,17 +66,5 @@ def nodes_named(names: Iterable[str] | None, nodes: Iterable[str]) -> frozenset[
 
 
 def rows(report: EligibilityReport) -> str:
-    """The report in a few lines, for the message of a test that fails."""
-    lines = [f"{report.engine}; names that lead to no node: {report.unmatched_engine_layers}"]
-    lines += [f"note: {note}" for note in report.notes]
-    lines += [_row(verdict) for verdict in report.verdicts]
-    return "\n".join(lines)
-
-
-def _row(verdict: Verdict) -> str:
-    said = "; ".join(f"{r.code.value}: {r.message} ({r.source})" for r in verdict.reasons)
-    evidence = "no evidence" if verdict.evidence is None else verdict.evidence.value
-    return (
-        f"{verdict.node}: predicted {verdict.predicted.value}, is {verdict.verdict.value} "
-        f"({evidence}), in {verdict.engine_layer}: {said}"
-    )
+    """The report as text, for the message of a test that fails."""
+    return markdown(eligibility_document(report))
