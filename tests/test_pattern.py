@@ -101,14 +101,11 @@ def test_every_float8_code_but_the_zeros_is_nonzero(kind: Any) -> None:
     assert nonzero(codes) == expected.tolist()
 
 
-def test_the_smallest_subnormal_is_nonzero() -> None:
+def test_the_smallest_subnormal_and_the_most_negative_int8_are_nonzero() -> None:
     for kind in WIDE_FLOATS:
         smallest = np.array([1, 0x80 << 8 * (np.dtype(kind).itemsize - 1)], np.uint64)
         codes = smallest.astype(f"u{np.dtype(kind).itemsize}").view(kind)
         assert nonzero(codes) == [True, False]
-
-
-def test_most_negative_int8_is_nonzero() -> None:
     assert nonzero(np.array([-128, 0, 127], np.int8)) == [True, False, True]
 
 
