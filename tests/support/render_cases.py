@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from support import comparison_cases
 from support.report_cases import check, conv, gpu, int8, matmul, reason, report
 from twofour.eligibility.predict import summarize
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
@@ -14,14 +15,10 @@ from twofour.records.run import BuildResult
 from twofour.records.weights import ReasonCode, Weight, WeightCheck
 
 HOSTILE = (
-    "</script><script>document.title='owned'</script>",
-    "<img src=x onerror=\"document.title='owned'\">",
+    *comparison_cases.HOSTILE,
     "line\u2028separator\u2029\u202eright-to-left",
     '=HYPERLINK("http://x","y")',
-    "a|b`c\\d*e*_f_ [g](http://x)",
-    "two\nlines\x1b[31m",
-    "{{ 7 * 7 }}{% raw %}",
-    "\"><b>'&amp;",
+    "{% raw %}",
     "",
 )
 

@@ -14,6 +14,9 @@ from twofour.records.latency import (
 )
 from twofour.records.options import CompareOptions
 
+DENSE, SPARSE = "dense@onnxruntime:cpu", "sparse@onnxruntime:cpu"
+TWIN = f"{DENSE} again"
+
 
 def variant(
     name: str,
@@ -38,6 +41,18 @@ def variant(
 def around(ms: float, *, rounds: int = 20, part: float = 0.001, phase: int = 0) -> list[float]:
     """Times that alternate evenly within `part` of ms, in another order for each phase."""
     return [ms * (1 + part * ((7 * i + 3 * phase) % 11 - 5) / 5) for i in range(rounds)]
+
+
+def two(
+    ratio: float, *, part: float = 0.001, twin: float = 1.0, loads: tuple[RoundLoad, ...] = ()
+) -> LatencyComparison:
+    """Dense, its twin and sparse, with a known ratio and a narrow or wide interval."""
+    variants = [
+        variant(DENSE, around(10, part=part)),
+        variant(TWIN, around(10 * twin, part=0)),
+        variant(SPARSE, around(10 * ratio, part=part, phase=4)),
+    ]
+    return compared(variants, loads=loads)
 
 
 def compared(
