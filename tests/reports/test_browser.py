@@ -24,16 +24,6 @@ pytestmark = [
 ENTER, SPACE, TAB = "\ue007", " ", "\ue004"
 SHOWN = """return [...document.querySelectorAll('tbody tr:not(.details)')]
     .filter(r => r.offsetParent).map(r => r.cells[0].textContent.trim())"""
-CONTRAST = """
-      const light = (css) => { const [r, g, b] = css.match(/\\d+/g).map(v => v / 255)
-          .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
-        return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
-      const sheet = light(getComputedStyle(document.querySelector(arguments[0])).backgroundColor);
-      const found = {};
-      const measure = (words) => {
-        const text = light(getComputedStyle(words).color);
-        found[words.className] =
-            (Math.max(text, sheet) + 0.05) / (Math.min(text, sheet) + 0.05); };"""
 
 
 def _rows(report: EligibilityReport) -> list[str]:
@@ -203,13 +193,22 @@ def test_text_in_the_colour_of_a_verdict_has_enough_contrast(
     page = _opened(chromium, tmp_path, made)
     page.emulate(prefers_color_scheme=scheme)
     ratios = page.run(
-        f"""{CONTRAST}
+        """
+      const light = (css) => { const [r, g, b] = css.match(/\\d+/g).map(v => v / 255)
+          .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+      const sheet = light(getComputedStyle(document.querySelector(arguments[0])).backgroundColor);
+      const found = {};
+      const measure = (words) => {
+        const text = light(getComputedStyle(words).color);
+        found[words.className] =
+            (Math.max(text, sheet) + 0.05) / (Math.min(text, sheet) + 0.05); };
       for (const badge of document.querySelectorAll('.badge, .sub, .legend span')) measure(badge);
       const words = document.body.appendChild(document.createElement('p'));
       for (const name of ['badge faster','badge slower',
-                          'badge same','badge undecided','badge none','note']) {{
+                          'badge same','badge undecided','badge none','note']) {
         words.className = name;
-        measure(words); }}
+        measure(words); }
       return found""",
         "#table" if kind == "report" else "body",
     )
