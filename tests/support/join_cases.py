@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from support.log_lines import parse_lines
@@ -78,16 +79,17 @@ def build(
 
 
 def eligible(*names: str, count: int | None = None, foreign: bool = False) -> str:
-    tag = " (foreignNode) " if foreign else ""
-    found = len(names) if count is None else count
-    listed = ", ".join(names)
-    return f"{tag}(Sparsity) Found {found} layer(s) eligible to use sparse tactics: {listed}"
+    return _counted("Found {} layer(s) eligible to use", names, count, foreign=foreign)
 
 
 def chosen(*names: str, count: int | None = None, foreign: bool = False) -> str:
+    return _counted("Chose {} layer(s) using", names, count, foreign=foreign)
+
+
+def _counted(words: str, names: Sequence[str], count: int | None, *, foreign: bool) -> str:
     tag = " (foreignNode) " if foreign else ""
-    found = len(names) if count is None else count
-    return f"{tag}(Sparsity) Chose {found} layer(s) using sparse tactics: {', '.join(names)}"
+    found = words.format(len(names) if count is None else count)
+    return f"{tag}(Sparsity) {found} sparse tactics: {', '.join(names)}"
 
 
 def tuned(name: str, *times: tuple[str, float]) -> tuple[str, ...]:
