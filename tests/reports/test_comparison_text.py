@@ -179,9 +179,9 @@ def test_a_variant_that_failed_on_the_way_keeps_its_times_and_says_after_how_man
     comparison = files()
     first, second = comparison.variants
     broke = replace(second, samples_ms=second.samples_ms[:7], error="out of memory")
-    text = _shown(replace(comparison, variants=(first, broke)))
-    assert "after 7 rounds" in text
-    assert _column(replace(comparison, variants=(first, broke)), "verdict") == {
+    made = replace(comparison, variants=(first, broke))
+    assert "after 7 rounds" in _shown(made)
+    assert _column(made, "verdict") == {
         "a@onnxruntime:cpu": "baseline",
         "b@onnxruntime:cpu": "slower",
     }

@@ -125,11 +125,7 @@ def _of_csv(comparison: LatencyComparison) -> list[tuple[str, ...]]:
     text = text_formats.csv(latency_document(comparison))
     head, *rows = csv.reader(io.StringIO(text))
     assert tuple(head) == text_formats.CELLS
-    return [tuple(_unguarded(cell) for cell in row[:4]) for row in rows]
-
-
-def _unguarded(cell: str) -> str:
-    return cell.removeprefix("'")
+    return [tuple(cell.removeprefix("'") for cell in row[:4]) for row in rows]
 
 
 def _long(tables: tuple[Table, ...]) -> Iterator[tuple[str, ...]]:
@@ -171,14 +167,14 @@ def test_the_csv_has_the_cells_of_the_other_formats_and_the_exact_figures(name: 
         if column.key == "why":
             continue  # its codes begin the cell of the table for scripts
         for at, row in enumerate(rows):
-            said, cell = _unguarded(row[names.get(column.key, column.key)]), column.cells[at]
+            said, cell = row[names.get(column.key, column.key)].removeprefix("'"), column.cells[at]
             if column.kind == "figure" and said:
                 assert float(said) == column.values[at]
                 said = f"{float(said):.3f}" if column.key == "ratio" else f"{float(said):.4g}"
             if column.key == "layer":
                 said = said or "(no name)"
             if column.key == "size":
-                said = f"{_unguarded(row['op'])} {said}"
+                said = f"{row['op']} {said}"
             assert said == (cell or ""), (column.key, at)
             if column.key == "verdict":
                 assert column.note(at).startswith("(rules said") == (
