@@ -174,7 +174,7 @@ def test_the_csv_has_the_cells_of_the_other_formats_and_the_exact_figures(name: 
             if column.key == "layer":
                 said = said or "(no name)"
             if column.key == "size":
-                said = f"{row['op']} {said}"
+                said = " ".join((row["op"].removeprefix("'"), said))
             assert said == (cell or ""), (column.key, at)
             if column.key == "verdict":
                 assert column.note(at).startswith("(rules said") == (
