@@ -174,12 +174,8 @@ def test_a_disk_that_is_full_at_any_change_leaves_nothing_half_written(
         assert list(tmp_path.rglob("*.part")) == []
         assert all(expected[n] == c for n, c in _content(out).items())
     job(model, out, RunOptions(resume=True))
-    assert (_content(out), _stale(out)) == (expected, ())
-
-
-def _stale(folder: Path) -> tuple[str, ...]:
-    """What of the folder's main files is stale."""
-    return changed_files(folder, ("eligibility.json", "prune.json", "validate.json", "sparse.onnx"))
+    assert _content(out) == expected
+    assert changed_files(out, _DONE) == ()
 
 
 @pytest.mark.timeout(max(600, 3 * SECONDS))
@@ -203,13 +199,3 @@ def test_a_run_killed_before_any_change_ends_as_one_that_was_not(
         assert report_folder(out).report.stale == ()
         if time.monotonic() >= ends:
             break
-
-
-def test_the_main_job_mends_a_file_of_its_folder(whole: Path, tmp_path: Path) -> None:
-    report, folder = _said(report_folder(whole / "run").report), tmp_path / "run"
-    shutil.copytree(whole / "run", folder)
-    for name in ("sparse.onnx", "build.json"):
-        (folder / name).write_bytes((folder / name).read_bytes()[:-9])
-    run_all(str(whole / "m.onnx"), folder, RunOptions(resume=True))
-    again = report_folder(folder).report
-    assert (again.stale, _said(again)) == ((), report)

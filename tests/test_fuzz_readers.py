@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.numpy import save as save_arrays_safely
+from safetensors.torch import save as save_safely
 from support import fuzzing
 from support.calibration_data import onnx_model, opened
 from support.fuzzing import SECONDS, Kind, Mutate, read_all, try_kind, try_many
-from support.rendered import eligibility_table, log_text
+from support.rendered import log_text, to_table
 
 from twofour.calibrate.layer_plan import main_graph, plan_calibration
 from twofour.engines.tensorrt.bindings import precisions_of
@@ -31,7 +31,6 @@ from twofour.logs.read import read_build_log
 from twofour.pipeline.emitting import read_trtexec_times
 from twofour.pipeline.evidence_files import EvidenceFiles, read_layer_names
 from twofour.pipeline.reporting import report_files
-from twofour.pipeline.torch.weight_files import save_tensors
 from twofour.pipeline.validating import validate_path
 from twofour.pruning.onnx import prune_onnx
 from twofour.pruning.selection import choose, read_layers
@@ -100,7 +99,7 @@ def _read_log(path: Path) -> None:
 
 def _shown(report: EligibilityReport) -> None:
     to_json(report)
-    plain_text(eligibility_table(report))
+    plain_text(to_table(report))
 
 
 def _npz() -> bytes:
@@ -118,12 +117,6 @@ def _pt() -> bytes:
     buffer = io.BytesIO()
     torch.save({"a.weight": torch.ones(8, 8), "b": {"c.weight": torch.ones(4)}}, buffer)
     return buffer.getvalue()
-
-
-def _safetensors(folder: Path) -> bytes:
-    path = folder / "seed.safetensors"
-    save_tensors({"a.weight": torch.ones(8, 8), "b.weight": torch.ones(4, 8).bfloat16()}, path)
-    return path.read_bytes()
 
 
 def _engine_json() -> tuple[bytes, ...]:
@@ -186,55 +179,52 @@ def _times() -> bytes:
     return json.dumps(rows).encode()
 
 
-def _kinds(folder: Path) -> dict[str, Kind]:
-    models = tuple(fuzzing.models())
-    logs = tuple(path.read_bytes()[:20_000] for path in sorted(_LOGS.glob("*.log")))
-    names = json.dumps({"engine a": "layer", "engine b": ["x", "y"]}).encode()
-    images = tuple(map(_image, ("PNG", "JPEG", "GIF")))
-    return {
-        "model": Kind(".onnx", models, _mutate_onnx, _read_onnx, 24),
-        "arrays": Kind(".npz", (_npz(),), _mutate_zip, read_arrays),
-        "calibration": Kind(".npz", (_npz(),), _mutate_zip, _read_calibration),
-        "torch file": Kind(".pt", (_pt(),), _mutate_zip, read_tensors),
-        "safetensors": Kind(
-            ".safetensors",
-            (_safetensors(folder),),
-            _flip,
-            lambda path: validate_path(path, None, Selection()),
-        ),
-        "image": Kind(".png", images, _flip, _read_image, 8),
-        "log": Kind(".log", (*logs, gzip.compress(logs[0]), _notebook()), _flip, _read_log),
-        "engine JSON": Kind(".json", _engine_json(), _mutate_text, _read_json_of_engine),
-        "JSON beside": Kind(".json", (_times(), names), _mutate_text, _read_json),
-        "text": Kind(".txt", (_TEXT,), _flip, _read_text),
-        "options": Kind(".toml", (_OPTIONS,), _flip, read_options),
-    }
-
-
 _TEXT = b"# left dense\nlayer*  # a comment\n+fc[12].w\nengine,layer\na,b\nL4,FP16,64,64,64,1.5,1\n"
 _OPTIONS = (
     b'seed = 3\nprecision = "float16"\n[calibration]\ndata = "x.npz"\nsamples = 7\n'
     b'[[build.shapes]]\ninput = "x"\nmin = [1]\nopt = [8]\nmax = [8]\n'
 )
-_NAMES = (
-    "model", "arrays", "calibration", "torch file", "safetensors", "image", "log", "engine JSON",
-    "JSON beside", "text", "options",
-)  # fmt: skip
+_ENGINE_NAMES = b'{"engine a": "layer", "engine b": ["x", "y"]}'
+_TENSORS = {"a.weight": torch.ones(8, 8), "b.weight": torch.ones(4, 8).bfloat16()}
+_LOG_SEEDS = tuple(path.read_bytes()[:20_000] for path in sorted(_LOGS.glob("*.log")))
+_KINDS = {
+    "model": Kind(".onnx", tuple(fuzzing.models()), _mutate_onnx, _read_onnx, 24),
+    "arrays": Kind(".npz", (_npz(),), _mutate_zip, read_arrays),
+    "calibration": Kind(".npz", (_npz(),), _mutate_zip, _read_calibration),
+    "torch file": Kind(".pt", (_pt(),), _mutate_zip, read_tensors),
+    "safetensors": Kind(
+        ".safetensors",
+        (save_safely(_TENSORS),),
+        _flip,
+        lambda path: validate_path(path, None, Selection()),
+    ),
+    "image": Kind(".png", tuple(map(_image, ("PNG", "JPEG", "GIF"))), _flip, _read_image, 8),
+    "log": Kind(".log", (*_LOG_SEEDS, gzip.compress(_LOG_SEEDS[0]), _notebook()), _flip, _read_log),
+    "engine JSON": Kind(".json", _engine_json(), _mutate_text, _read_json_of_engine),
+    "JSON beside": Kind(
+        ".json",
+        (_times(), _ENGINE_NAMES),
+        _mutate_text,
+        _read_json,
+    ),
+    "text": Kind(".txt", (_TEXT,), _flip, _read_text),
+    "options": Kind(".toml", (_OPTIONS,), _flip, read_options),
+}
 
 
 @pytest.mark.timeout(max(600, 3 * SECONDS))
-@pytest.mark.parametrize("name", _NAMES)
+@pytest.mark.parametrize("name", _KINDS)
 def test_a_changed_file_gives_a_record_or_a_clear_error(name: str, tmp_path: Path) -> None:
-    try_kind(name, _kinds(tmp_path)[name], tmp_path)
+    try_kind(name, _KINDS[name], tmp_path)
 
 
 def _checkpoint(folder: Path) -> Path:
     """A sentence encoder with a tokenizer, in the pieces that a hub gives."""
     folder.mkdir()
     (folder / "vocab.txt").write_text("\n".join(_WORDS))
-    weights = {"a.weight": np.ones((8, 8), np.float32), "b.weight": np.ones((8, 8), np.float32)}
+    weights = {"a.weight": torch.ones(8, 8), "b.weight": torch.ones(8, 8)}
     for at, (name, values) in enumerate(weights.items()):
-        (folder / f"part{at}.safetensors").write_bytes(save_arrays_safely({name: values}))
+        (folder / f"part{at}.safetensors").write_bytes(save_safely({name: values}))
     index = {"weight_map": {name: f"part{at}.safetensors" for at, name in enumerate(weights)}}
     modules = [
         {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},

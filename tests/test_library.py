@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import subprocess
@@ -17,17 +18,19 @@ import pytest
 import torch
 from support.mlp_onnx import NAMES, WIDTHS, agreement, broken, save_mlp
 from support.render_cases import every_status
+from support.small_run import Recorder
 from torch import nn
 from typer.testing import CliRunner
 
 import twofour
 from twofour.cli import application
+from twofour.errors import BadInputError
 from twofour.records import SUBJECTS
 from twofour.records.options import Quantization
 from twofour.records.weights import Record, Report
 from twofour.reports import DOCUMENTS, document_of
 from twofour.reports.text import csv
-from twofour.store import from_json, to_json
+from twofour.store import checked, from_json, to_json
 
 FLOAT32 = twofour.RunOptions(precision=twofour.Precision.FLOAT32)
 LOG = Path(__file__).parent / "data" / "logs" / "contradiction.log"
@@ -131,11 +134,15 @@ def test_a_metric_in_memory_is_measured_for_every_set_as_one_of_a_file_is(tmp_pa
     named = twofour.sensitivity(
         model, out=tmp_path / "named", metric="support.mlp_onnx:agreement", options=options
     )
-    held = twofour.sensitivity(model, out=tmp_path / "held", metric=agreement, options=options)
+    recorder = Recorder()
+    held = twofour.sensitivity(
+        model, out=tmp_path / "held", metric=agreement, options=options, progress=recorder
+    )
     assert {row.layer for row in held.layers} == set(NAMES)
     assert [row.loss for row in held.layers] == [row.loss for row in named.layers]
     assert held.budget == named.budget
     assert held.figure == "agreement"
+    assert "measured" in recorder.steps, "a progress with methods of its own is told the steps"
     assert list((tmp_path / "held").rglob(".mixed-*")) == []
 
 
@@ -210,15 +217,6 @@ def test_export_build_sizes_and_doctor_are_the_jobs_of_the_commands(tmp_path: Pa
     assert any("dense" in line for line in lines)
     assert twofour.sizes(model).weights == len(NAMES)
     assert {engine.engine for engine in twofour.doctor().engines} == {"tensorrt", "onnxruntime"}
-
-
-def test_a_progress_with_its_own_methods_is_told_the_steps_too(tmp_path: Path) -> None:
-    from support.small_run import Recorder
-
-    recorder = Recorder()
-    model = save_mlp(tmp_path / "mlp.onnx")
-    twofour.sensitivity(model, out=tmp_path / "r", progress=recorder)
-    assert "measured" in recorder.steps
 
 
 # --- records --------------------------------------------------------------------------------------
@@ -346,3 +344,82 @@ def test_verdicts_are_written_into_no_model_where_none_is_given(tmp_path: Path) 
     ended = CliRunner().invoke(application(), asked)
     assert ended.exit_code == 2
     assert "hint: add --onnx" in ended.output
+
+
+# --- the names of the API, and wrong arguments ----------------------------------------------------
+
+
+NET = nn.Sequential(nn.Linear(8, 8))
+
+
+def test_every_name_of_the_api_is_there_and_no_other() -> None:
+    for name in twofour.__all__:
+        assert getattr(twofour, name) is not None
+    assert dir(twofour) == twofour.__all__
+    assert twofour.RunOptions(pattern=twofour.Pattern(1, 4)).pattern.m == 4
+    assert issubclass(twofour.BadInputError, twofour.TwofourError)
+    with pytest.raises(AttributeError, match="no attribute 'Prune'"):
+        _ = twofour.Prune
+
+
+def test_the_options_of_a_run_can_all_be_made_from_names_of_the_api() -> None:
+    for field in dataclasses.fields(twofour.RunOptions()):
+        value = getattr(twofour.RunOptions(), field.name)
+        if dataclasses.is_dataclass(value):
+            assert type(value).__name__ in twofour.__all__
+
+
+def test_importing_twofour_brings_nothing_heavy() -> None:
+    code = (
+        "import sys, twofour; dir(twofour); heavy = {'torch', 'onnx', 'numpy', 'pydantic', 'rich',"
+        " 'twofour.records.weights'}; print(sorted(heavy & {*sys.modules}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: twofour.prune("m.onnx"), "model must be a torch.nn.Module in memory, found 'm.on"),  # type: ignore[arg-type]
+        (lambda: twofour.prune(NET, exclude="nothing"), "nothing"),
+        (lambda: twofour.run("m.onnx", "runs/m"), "example_inputs must be left out"),
+        (lambda: twofour.run("m.onnx", options={"a": 1}), "expected RunOptions, found {'a': 1}"),  # type: ignore[arg-type]
+        (lambda: twofour.run("m.onnx", options=twofour.CompareOptions()), "expected RunOptions"),  # type: ignore[arg-type]
+        (lambda: twofour.compare("a", options=twofour.RunOptions()), "expected CompareOptions"),  # type: ignore[arg-type]
+    ],
+)
+def test_an_argument_of_another_type_is_named_with_what_was_found(
+    call: Callable[[], object], message: str
+) -> None:
+    with pytest.raises(BadInputError, match=f"(?s){message}"):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("pattern", "2:4", "RunOptions.pattern: .*found '2:4' of type str"),
+        ("precision", "float8", "RunOptions.precision: .*found 'float8'"),
+        ("seed", "zero", "RunOptions.seed: .*integer.*found 'zero'"),
+        ("input_shapes", (4, 32), r"RunOptions.input_shapes.0: .*found 4 of type int"),
+        ("build", None, "RunOptions.build"),
+    ],
+)
+def test_options_are_checked_field_by_field(field: str, value: object, message: str) -> None:
+    options = twofour.RunOptions(**{field: value})  # type: ignore[arg-type]  # that is the point
+    with pytest.raises(BadInputError, match=message):
+        checked(twofour.RunOptions, options)
+
+
+def test_texts_of_enums_lists_and_paths_become_what_the_field_takes() -> None:
+    given = twofour.RunOptions(
+        precision="float32",  # type: ignore[arg-type]
+        input_shapes=[[1, 8]],  # type: ignore[arg-type]
+    )
+    found = checked(twofour.RunOptions, given)
+    assert found.precision is twofour.Precision.FLOAT32
+    assert found.input_shapes == ((1, 8),)
+    assert checked(twofour.RunOptions, found) == found
+    arrays = twofour.RunOptions(inputs=Path("x.npz"))  # type: ignore[arg-type]
+    assert checked(twofour.RunOptions, arrays).inputs == "x.npz"

@@ -51,17 +51,15 @@ def text() -> dict[str, Tensor]:
     return {"input_ids": torch.randint(0, 1000, (1, 16))}
 
 
-def made(model: str, config: str, **sizes: Any) -> nn.Module:
-    """A model of transformers by the names of its classes."""
-    built: nn.Module = getattr(transformers, model)(getattr(transformers, config)(**sizes))
-    return built
+def made(name: str, **sizes: Any) -> Callable[[], nn.Module]:
+    """What makes a model of transformers by the name of its class."""
+    kind = getattr(transformers, name)
+    return lambda: kind(kind.config_class(**sizes))
 
 
 def resnet() -> nn.Module:
     """Batch norms with statistics as after training: folding multiplies zeros by both signs."""
-    model = made(
-        "ResNetForImageClassification", "ResNetConfig", num_labels=1000, depths=[1, 1, 1, 1]
-    )
+    model = made("ResNetForImageClassification", num_labels=1000, depths=[1, 1, 1, 1])()
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.normal_(module.weight, mean=0.5, std=0.5)
@@ -72,47 +70,41 @@ def resnet() -> nn.Module:
     return model
 
 
-def convnext() -> nn.Module:
-    sizes = {"num_labels": 1000, "depths": [1, 1, 1, 1]}
-    return made("ConvNextForImageClassification", "ConvNextConfig", **sizes)
-
-
-def vit() -> nn.Module:
-    sizes = {"num_labels": 1000, "num_hidden_layers": 2}
-    return made("ViTForImageClassification", "ViTConfig", **sizes)
-
-
-def bert() -> nn.Module:
-    return made("BertModel", "BertConfig", num_hidden_layers=2)
-
-
-def gpt2() -> nn.Module:
-    sizes = {"use_cache": False, "n_layer": 2, "vocab_size": 1000}
-    return made("GPT2LMHeadModel", "GPT2Config", **sizes)
-
-
-def llama() -> nn.Module:
-    """Llama 2 7B's proportions and its own attention, at a quarter of the width."""
-    sizes = {"hidden_size": 1024, "intermediate_size": 2752, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 8, "num_key_value_heads": 2}
-    return made(
-        "LlamaForCausalLM", "LlamaConfig", **sizes, **heads, vocab_size=1000, use_cache=False
-    )
-
-
 MORE = ("convnext", "vit", "bert", "gpt2", "llama")
+LLAMA = {
+    "hidden_size": 1024,
+    "intermediate_size": 2752,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 1000,
+    "use_cache": False,
+}
+"""Llama 2 7B's proportions and its own attention, at a quarter of the width."""
 DEPTHWISE = tuple(f"convnext.encoder.stages.{stage}.layers.0.dwconv" for stage in range(4))
 
 MODELS = {
     "resnet": Model(resnet, image, 1 + 4 * 4 + 1, ("resnet.embedder.embedder.convolution",)),
     "convnext": Model(
-        convnext, image, 1 + 3 + 4 * 3 + 1, ("convnext.embeddings.patch_embeddings", *DEPTHWISE)
+        made("ConvNextForImageClassification", num_labels=1000, depths=[1, 1, 1, 1]),
+        image,
+        1 + 3 + 4 * 3 + 1,
+        ("convnext.embeddings.patch_embeddings", *DEPTHWISE),
     ),
-    "vit": Model(vit, image, 1 + 2 * 6 + 1, ("vit.embeddings.patch_embeddings.projection",)),
-    "bert": Model(bert, text, 2 * 6 + 1, ()),
-    # the head is tied to the embedding, which pruning it would change too
-    "gpt2": Model(gpt2, text, 2 * 4 + 1, ("lm_head",)),
-    "llama": Model(llama, text, 2 * 7 + 1, ()),
+    "vit": Model(
+        made("ViTForImageClassification", num_labels=1000, num_hidden_layers=2),
+        image,
+        1 + 2 * 6 + 1,
+        ("vit.embeddings.patch_embeddings.projection",),
+    ),
+    "bert": Model(made("BertModel", num_hidden_layers=2), text, 2 * 6 + 1, ()),
+    "gpt2": Model(
+        made("GPT2LMHeadModel", use_cache=False, n_layer=2, vocab_size=1000),
+        text,
+        2 * 4 + 1,
+        ("lm_head",),  # tied to the embedding, which pruning it would change too
+    ),
+    "llama": Model(made("LlamaForCausalLM", **LLAMA), text, 2 * 7 + 1, ()),
 }
 
 

@@ -1,4 +1,4 @@
-"""What the documentation site makes of the code, and what it refuses."""
+"""What the documentation site makes of the code, what it refuses, and what pages name."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import command_pages
 import generated_pages
+import house
 import pytest
 import typer
 from notebooks import run_cell
@@ -21,7 +22,8 @@ import twofour
 from twofour.cli import application
 from twofour.reports.latency_words import MACHINE_TOO_BUSY
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 
 
 def test_every_public_name_of_python_is_on_the_site() -> None:
@@ -61,7 +63,7 @@ def test_every_exit_code_has_a_row() -> None:
 def test_links_of_the_repository_become_links_of_the_site(
     file: str, page: str, link: str, found: str
 ) -> None:
-    text = generated_pages.relinked(f"[x]({link})", DOCS.parent / file, DOCS / page)
+    text = generated_pages.relinked(f"[x]({link})", ROOT / file, DOCS / page)
     assert text == f"[x]({found})"
 
 
@@ -91,13 +93,8 @@ def test_a_page_and_a_frame_leave_out_times_that_other_processes_disturbed() -> 
 @pytest.mark.parametrize(
     ("words", "page"),
     [
-        ("no speedup", "why-nothing-sparse"),
         ("eligible but not chosen", "why-nothing-sparse"),
         ("ASP", "guides/other-tools"),
-        ("structured pruning", "guides/other-tools"),
-        ("sparse initializers", "guides/other-tools"),
-        ("torch sparse tensor", "guides/other-tools"),
-        ("refit", "guides/runtimes"),
         ("trt_sparsity_enable", "guides/runtimes"),
         ("yolo export", "guides/yolo"),
         ("tensorflow", "guides/tensorflow"),
@@ -121,14 +118,14 @@ def test_a_cell_shows_what_it_prints_and_the_value_of_its_last_line() -> None:
 
 
 def test_notebooks_are_kept_without_outputs() -> None:
-    notebooks = [*(DOCS.parent / "examples").glob("*.ipynb")]
+    notebooks = [*(ROOT / "examples").glob("*.ipynb")]
     cells = [cell for path in notebooks for cell in json.loads(path.read_text())["cells"]]
     code = [cell for cell in cells if cell["cell_type"] == "code"]
     assert len(code) > 3
     assert [(cell["outputs"], cell["execution_count"]) for cell in code] == [([], None)] * len(code)
 
 
-PAGES = (DOCS.parent / "README.md", *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("guides/*.md")))
+PAGES = (ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("guides/*.md")))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -141,3 +138,40 @@ def test_commands_that_a_page_shows_without_running_them_have_known_options(page
             words = takewhile(lambda word: word != ">", shlex.split(line, comments=True)[1:])
             command = group.commands[next(words)]
             assert command.make_parser(typer.Context(command)).parse_args([*words])
+
+
+# --- files that documents name --------------------------------------------------------------------
+
+
+SRC = ROOT / "src" / "twofour"
+PLANS = [ROOT / "CONTRIBUTING.md", DOCS / "architecture.md"]
+_PATH = re.compile(r"`([\w/]+\.(?:py|md)|[\w/]+/)`")
+
+
+@pytest.mark.parametrize("page", PLANS, ids=lambda page: page.name)
+def test_every_file_that_a_page_names_is_there(page: Path) -> None:
+    named = _PATH.findall(page.read_text())
+    beside = [
+        name for name in named if "/" not in name
+    ]  # such as `open.py` of the folder before it
+    gone = [n for n in named if n not in beside and not any((r / n).exists() for r in (ROOT, SRC))]
+    assert len(named) > 10
+    assert gone == []
+
+
+def test_every_file_that_a_decision_names_is_there() -> None:
+    """But for the two that are about what went and what moved."""
+    pages = sorted((DOCS / "decisions").glob("*.md"))
+    gone = [
+        (page.name, name)
+        for page in pages
+        if page.name[:4] not in {"0009", "0013"}
+        for name in re.findall(r"`(\w+/[\w/]+\.py)`", page.read_text())
+        if not any((root / name).exists() for root in (ROOT, SRC, SRC.parent, SRC / "sources"))
+    ]
+    assert len(pages) > 10
+    assert gone == []
+
+
+def test_the_picture_of_the_house_is_that_of_the_import_contract() -> None:
+    assert house.picture() in PLANS[1].read_text()

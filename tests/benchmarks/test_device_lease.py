@@ -34,9 +34,6 @@ esac
 TEST_LIMIT_S = 2
 
 
-# --- the pack -------------------------------------------------------------------------------------
-
-
 def stand_in_pack(folder: Path) -> Path:
     """Two parts, as pack.sh makes them."""
     run = folder / "trt86" / "run"
@@ -52,9 +49,6 @@ def stand_in_pack(folder: Path) -> Path:
     (parts / "part-00").write_bytes(packed.stdout[:half])
     (parts / "part-01").write_bytes(packed.stdout[half:])
     return parts
-
-
-# --- what travels ---------------------------------------------------------------------------------
 
 
 def test_a_network_travels_without_its_large_weights_and_gets_others_of_the_same_spread(
@@ -81,9 +75,6 @@ def test_a_network_travels_without_its_large_weights_and_gets_others_of_the_same
     made = target.stat().st_mtime_ns
     skeleton.fill(tmp_path / "nets.tar.xz", tmp_path / "there")
     assert target.stat().st_mtime_ns == made
-
-
-# --- the calls ------------------------------------------------------------------------------------
 
 
 class Machine:

@@ -1,6 +1,6 @@
-"""The scripts for a GPU machine, each run once on a stand-in: a CPU, ONNX Runtime, made-up reports.
+"""Scripts of benchmarks, each run once on a stand-in: a CPU, ONNX Runtime, made-up reports.
 
-What they measure on a GPU is in benchmarks/LOG.md.
+What they measure is in benchmarks/LOG.md.
 """
 
 from __future__ import annotations
@@ -139,3 +139,17 @@ def test_the_networks_are_made_built_and_packed_and_a_run_goes_on_where_it_was_s
         assert (
             gzip.decompress(kept.read()) == (built / both[0].name / "eligibility.json").read_bytes()
         )
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", ["magnitude, no data", "wanda, refit"])
+def test_calibrated_judges_on_docstrings_and_on_the_lines_of_a_file(
+    case: str, tmp_path: Path
+) -> None:
+    import calibrated  # transformers and scipy, for `make test-all` alone
+
+    judge = tmp_path / "judge.txt"
+    judge.write_text("".join(calibrated.EVERYDAY.read_text().splitlines(keepends=True)[:16]))
+    row = calibrated.measure(case, 16, judge)
+    assert 0.3 < row["cosine"] < 1
+    assert 0.3 < row["judge"] < 1

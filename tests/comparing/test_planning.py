@@ -31,18 +31,15 @@ MODES: dict[str, dict[str, str | None]] = {
 }
 
 
-def _status(engine: str, why_not: str | None) -> EngineStatus:
-    can_run = why_not is None
-    return EngineStatus(
-        engine=engine, version="1.0", can_run=can_run, why_not=why_not, hint="install it"
-    )
-
-
 def statuses(**why_not: str) -> StatusesOf:
     def of(engine: str, modes: Sequence[str]) -> list[EngineStatus]:
         whole = why_not.get(engine.replace("-", "_"))
         known = MODES[engine]
-        return [_status(engine, whole or known.get(mode, "no")) for mode in modes]
+        found = {mode: whole or known.get(mode, "no") for mode in modes}
+        return [
+            EngineStatus(engine=engine, version="1.0", can_run=why is None, why_not=why, hint="do")
+            for why in found.values()
+        ]
 
     return of
 
@@ -77,11 +74,6 @@ def test_tensorrt_runs_dense_weights_sparse_weights_with_and_without_the_flag_an
         "sparse@tensorrt:gpu",
         "sparse@tensorrt:gpu-sparsity-off",
     ]
-
-
-def test_dense_weights_are_never_packed_as_if_they_were_sparse() -> None:
-    assert names(("torch:semi-structured-cutlass",))[0] == "sparse@torch:semi-structured-cutlass"
-    assert "dense@torch:semi-structured-cutlass" not in names(("torch",))
 
 
 def test_by_default_what_can_be_deployed_runs_in_the_first_engine_that_can() -> None:

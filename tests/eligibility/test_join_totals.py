@@ -18,7 +18,7 @@ from support.join_cases import (
     report_from_log,
     tuned,
 )
-from support.rendered import eligibility_table, to_html, to_markdown
+from support.rendered import to_html, to_markdown, to_table
 from support.report_cases import check, context, conv, matmul, report, totals_of, validation
 
 from twofour.eligibility.build_evidence import BuildEvidence
@@ -165,7 +165,7 @@ def test_a_page_states_one_share_of_weights_for_what_can_run_sparse() -> None:
     predicted = report(conv("a", 512, 512, node="a"), float32, conv("s", 64, 64, node="s"))
     silent = join_report(predicted, BuildEvidence(layers=information(layer("a"))))
     for made, expected in ((predicted, "50.4"), (silent, "49.6")):
-        pages = (plain_text(eligibility_table(made)), to_markdown(made), to_html(made))
+        pages = (plain_text(to_table(made)), to_markdown(made), to_html(made))
         for page in pages:
             said = set(re.findall(r"eligible: can run sparse[^%]*?\((\d+\.\d) %\)", page))
             assert said == {expected}

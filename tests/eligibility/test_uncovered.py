@@ -20,7 +20,7 @@ from support.join_cases import (
     layer,
     node,
 )
-from support.rendered import eligibility_table, to_csv, to_html, to_markdown
+from support.rendered import to_csv, to_html, to_markdown, to_table
 from support.report_cases import check, conv, matmul, pruned_row, reason, report, totals_of
 
 from twofour.eligibility.build_evidence import BuildEvidence
@@ -210,7 +210,7 @@ def test_rows_totals_and_formats_name_the_same_layers(case: str) -> None:
     assert {name for name, row in rows.items() if row["rules_were_wrong"] == "true"} == wrong
     told = {name for name in rows if "rules said" in plain_text(layer_story(found, evidence, name))}
     assert told == wrong
-    for page in (plain_text(eligibility_table(found)), to_markdown(found), to_html(found)):
+    for page in (plain_text(to_table(found)), to_markdown(found), to_html(found)):
         assert len(re.findall(r"\(rules\b", page)) == len(wrong)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -77,3 +78,17 @@ def test_a_new_engine_is_compared_mode_by_mode(model: Path, tmp_path: Path) -> N
     assert outputs.cosine == pytest.approx(1.0)
     assert comparison.machine is not None
     assert f"ml_dtypes=={metadata.version('ml_dtypes')}" in comparison.machine.packages
+
+
+def test_each_batch_has_the_settings_of_its_own_runs(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a variant says of itself after its inputs are prepared stands in its row."""
+    late = replace(TOY, code="support.toy_engine:LateEngine")
+    monkeypatch.setitem(ENGINES, late.name, late)
+    options = CompareOptions(engines=("toy:plain",), rounds=5, time_limit_s=1, batches=(2, 4))
+    _, comparison = compare((model,), tmp_path / "out", options)
+    assert [row.batch for row in comparison.variants] == [2, 4, 2, 4]
+    assert [row.enqueue_ms for row in comparison.variants] == [2.0, 4.0, 2.0, 4.0]
+    settings = (row.settings for row in comparison.variants)
+    assert {(s and s.timing, s and s.launches) for s in settings} == {("late", 3)}

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from onnx import ModelProto, helper
 from support.onnx_models import load, model, save, weights
-from support.ort import outputs
-from support.quantizing import write_quantized
+from support.ort import outputs, write_quantized
 
 from twofour.errors import BadInputError
 from twofour.export.ir_models import load_float32

@@ -12,8 +12,7 @@ import torch
 from onnx import TensorProto
 from support import onnx_models as om
 from support.exporting import export_onnx
-from support.ort import outputs
-from support.quantizing import cosine, write_quantized
+from support.ort import cosine, outputs, write_quantized
 from torch import nn
 
 import twofour

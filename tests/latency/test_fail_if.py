@@ -3,28 +3,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.sampled_variants import around, compared, variant
+from support.sampled_variants import DENSE, SPARSE, TWIN, around, compared, two, variant
 
 from twofour.errors import BadInputError
 from twofour.latency.fail_if import check_fail_if, parse_gate
 from twofour.records.latency import ComparedVariant, LatencyComparison
 
-DENSE, SPARSE = "dense@onnxruntime:cpu", "sparse@onnxruntime:cpu"
-TWIN = f"{DENSE} again"
 ON_GPU = ["sparse@tensorrt:gpu", "dense@tensorrt:gpu"]
 NO_KERNEL = variant(SPARSE, error="no kernel")
 SLOWER, FASTER = "sparse / dense > 1.0", "sparse / dense < 1.0"
-
-
-def two(ratio: float, *, part: float = 0.001, twin: float = 1.0) -> LatencyComparison:
-    """Dense, its twin and sparse, with a known ratio and a narrow or wide interval."""
-    return compared(
-        [
-            variant(DENSE, around(10, part=part)),
-            variant(TWIN, around(10 * twin, part=0)),
-            variant(SPARSE, around(10 * ratio, part=part, phase=4)),
-        ]
-    )
 
 
 def fails(comparison: LatencyComparison, *expressions: str) -> bool:
@@ -35,14 +22,12 @@ def fails(comparison: LatencyComparison, *expressions: str) -> bool:
     ("ratio", "expression", "failing"),
     [
         (1.05, "sparse / dense > 1.0", True),
-        (0.95, "sparse / dense > 1.0", False),
         (1.0, "sparse / dense > 0.9", True),
         (0.89, "sparse / dense > 0.9", False),
         (0.91, "sparse / dense >= 0.9", True),
         (0.95, "dense / sparse < 1.1", True),
         (0.85, "dense / sparse < 1.1", False),
         (0.85, "sparse / dense <= 0.9", True),
-        (0.95, "sparse / dense <= 0.9", False),
     ],
 )
 def test_a_ratio_fails_beyond_its_limit(ratio: float, expression: str, failing: bool) -> None:
@@ -110,7 +95,6 @@ def test_labels_stand_for_every_engine_and_batch_that_has_both() -> None:
     [
         ("sparse@torch:eager / dense@onnxruntime:cpu > 1.5", True),
         ("dense@torch:eager / sparse@onnxruntime:cpu > 1.9", True),
-        ("dense@torch:eager / dense@onnxruntime:cpu > 1.9", True),
         ("dense@onnxruntime:cpu again / dense@onnxruntime:cpu > 1.1", False),
     ],
 )
@@ -137,11 +121,9 @@ def test_what_names_nothing_is_refused_with_what_there_is(expression: str) -> No
 @pytest.mark.parametrize(
     "expression",
     [
-        "sparse / dense",
         "sparse / dense = 1",
         "sparse > 1",
         "sparse / dense > one",
-        "sparse / dense > -1",
         "sparse / dense > 0",
         "sparse/dense > 1",
         "sparse / dense>1",

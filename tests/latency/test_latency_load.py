@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.sampled_variants import around, compared, settings_of, variant
+from support import sampled_variants
+from support.comparison_cases import settings
+from support.sampled_variants import DENSE, SPARSE, around, compared, variant
 
 from twofour.latency.fail_if import check_fail_if
 from twofour.records.latency import (
@@ -17,22 +19,14 @@ from twofour.records.latency import (
 )
 from twofour.reports.latency_words import answer_lines, legend
 
-DENSE, SPARSE = "dense@onnxruntime:cpu", "sparse@onnxruntime:cpu"
-TWIN = f"{DENSE} again"
-
 
 def on_two_cores(part: float, batch: int | None = None) -> RoundLoad:
     return RoundLoad(other_cores=2 * part, cores=2, batch=batch)
 
 
-def two(ratio: float, *, part: float | None = None) -> LatencyComparison:
-    """Dense, its twin and sparse with a known ratio, while others took a part of the cores."""
-    variants = [
-        variant(DENSE, around(10)),
-        variant(TWIN, around(10, phase=2)),
-        variant(SPARSE, around(10 * ratio, phase=4)),
-    ]
-    return compared(variants, loads=() if part is None else (on_two_cores(part),))
+def two(ratio: float, part: float | None = None) -> LatencyComparison:
+    """While others took a part of the cores."""
+    return sampled_variants.two(ratio, loads=() if part is None else (on_two_cores(part),))
 
 
 def verdict(comparison: LatencyComparison) -> tuple[LatencyVerdict, Withheld | None]:
@@ -77,7 +71,7 @@ def test_on_a_busy_machine_nothing_is_claimed(ratio: float) -> None:
 
 def test_variants_on_a_gpu_are_judged_on_a_busy_machine() -> None:
     def on_gpu(made: ComparedVariant) -> ComparedVariant:
-        return replace(made, settings=replace(settings_of(made.name), threads=None))
+        return replace(made, settings=replace(settings(made.name), threads=None))
 
     variants = [on_gpu(variant(n, around(ms))) for n, ms in ((DENSE, 10), (SPARSE, 8))]
     load = on_two_cores(0.9)

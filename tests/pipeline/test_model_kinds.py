@@ -15,7 +15,7 @@ from pathlib import Path
 import onnx
 import pytest
 from support import model_kinds
-from support.rendered import eligibility_table, to_csv
+from support.rendered import to_csv, to_table
 
 from twofour.graph.opened import open_onnx
 from twofour.graph.weights import GraphWeights
@@ -97,7 +97,7 @@ def test_every_constant_is_in_a_row_or_said_to_be_in_none_and_the_totals_add_up(
     assert report.totals.shares[0].total == summary.weights
     factors = [group for group in report.not_covered if group.multiplies]
     assert summary.weights_not_covered == sum(group.weights for group in factors)
-    said = plain_text(eligibility_table(report), width=200)
+    said = plain_text(to_table(report), width=200)
     assert ("not covered: " in said) is bool(factors)
 
 
@@ -110,7 +110,7 @@ def test_a_bidirectional_lstm_is_most_of_the_model_and_is_said_to_be(ran: Runs) 
         ("LSTM", LSTM_48),
         ("GRU", GRU_40),
     ]
-    said = plain_text(eligibility_table(result.report), width=200)
+    said = plain_text(to_table(result.report), width=200)
     assert "LSTM (1), GRU (1)" in said
     assert "47,040 weights (94.8 %)" in said
     checked = read_record(VariantCheck, folder / "stages" / "check-dense.json")

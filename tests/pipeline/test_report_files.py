@@ -374,9 +374,7 @@ def network(path: Path, *, batch: int | str = 2048, dtype: type = np.float16) ->
         "up": om.weights(512, 2048, dtype=dtype),
         "down": om.weights(2048, 512, dtype=dtype),
     }
-    made = om.model(nodes, constants, inputs={"x": [batch, 512]})
-    for value in (*made.graph.input, *made.graph.output):
-        value.type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    made = om.model(nodes, constants, inputs={"x": [batch, 512]}, dtype=dtype)
     return om.save(made, path / "net.onnx")
 
 

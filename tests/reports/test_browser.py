@@ -13,7 +13,7 @@ from support.chromium import Browser, browser, why_not
 from support.comparison_cases import COMPARISONS, run_folder, sweep
 from support.comparison_cases import hostile as hostile_comparison
 from support.render_cases import every_status
-from support.rendered import comparison_page, to_html
+from support.rendered import to_html
 
 from twofour.records.eligibility import EligibilityReport
 from twofour.reports.layers_table import layers_table
@@ -24,16 +24,6 @@ pytestmark = [
 ENTER, SPACE, TAB = "\ue007", " ", "\ue004"
 SHOWN = """return [...document.querySelectorAll('tbody tr:not(.details)')]
     .filter(r => r.offsetParent).map(r => r.cells[0].textContent.trim())"""
-CONTRAST = """
-      const light = (css) => { const [r, g, b] = css.match(/\\d+/g).map(v => v / 255)
-          .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
-        return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
-      const sheet = light(getComputedStyle(document.querySelector(arguments[0])).backgroundColor);
-      const found = {};
-      const measure = (words) => {
-        const text = light(getComputedStyle(words).color);
-        found[words.className] =
-            (Math.max(text, sheet) + 0.05) / (Math.min(text, sheet) + 0.05); };"""
 
 
 def _rows(report: EligibilityReport) -> list[str]:
@@ -199,17 +189,26 @@ def test_text_in_the_colour_of_a_verdict_has_enough_contrast(
     chromium: Browser, tmp_path: Path, kind: str, scheme: str
 ) -> None:
     """At least 4.5 to 1 (WCAG 2.1, criterion 1.4.3)."""
-    made = comparison_page(run_folder()) if kind == "comparison" else to_html(every_status())
+    made = to_html(run_folder()) if kind == "comparison" else to_html(every_status())
     page = _opened(chromium, tmp_path, made)
     page.emulate(prefers_color_scheme=scheme)
     ratios = page.run(
-        f"""{CONTRAST}
+        """
+      const light = (css) => { const [r, g, b] = css.match(/\\d+/g).map(v => v / 255)
+          .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+      const sheet = light(getComputedStyle(document.querySelector(arguments[0])).backgroundColor);
+      const found = {};
+      const measure = (words) => {
+        const text = light(getComputedStyle(words).color);
+        found[words.className] =
+            (Math.max(text, sheet) + 0.05) / (Math.min(text, sheet) + 0.05); };
       for (const badge of document.querySelectorAll('.badge, .sub, .legend span')) measure(badge);
       const words = document.body.appendChild(document.createElement('p'));
       for (const name of ['badge faster','badge slower',
-                          'badge same','badge undecided','badge none','note']) {{
+                          'badge same','badge undecided','badge none','note']) {
         words.className = name;
-        measure(words); }}
+        measure(words); }
       return found""",
         "#table" if kind == "report" else "body",
     )
@@ -231,13 +230,13 @@ def _opened(chromium: Browser, folder: Path, text: str) -> Browser:
 def test_the_page_of_a_comparison_is_no_wider_than_the_window(
     chromium: Browser, tmp_path: Path, name: str
 ) -> None:
-    page = _opened(chromium, tmp_path, comparison_page(COMPARISONS[name]))
+    page = _opened(chromium, tmp_path, to_html(COMPARISONS[name]))
     assert page.run("return document.documentElement.scrollWidth - window.innerWidth") <= 0
 
 
 def test_hostile_names_do_nothing_in_either_page(chromium: Browser, tmp_path: Path) -> None:
     for text in (
-        comparison_page(hostile_comparison()),
+        to_html(hostile_comparison()),
         to_html(every_status(), comparison=hostile_comparison()),
         to_html(every_status(), comparison=sweep()),
     ):

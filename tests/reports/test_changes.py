@@ -44,17 +44,6 @@ def test_fp8_layers_ask_for_int8() -> None:
     assert "(1 layer, 100.0 %" in change
 
 
-def test_a_remedy_of_two_steps_counts_under_both_and_the_larger_comes_first() -> None:
-    made = report(matmul("a", 512, 512), matmul("b", 512, 512))
-    off = "build with sparse weights allowed (trtexec --sparsity=enable, SPARSE_WEIGHTS)"
-    prune = f"prune it 2:4 along input channels (axis 0); {off}"
-    rows = (replace(v, remedy=r) for v, r in zip(made.verdicts, (prune, off), strict=True))
-    build, pruning = _of(_with(made, *rows))
-    assert "(2 layers, 100.0 %" in build
-    assert pruning.startswith("prune 2:4")
-    assert "(1 layer, 50.0 %" in pruning
-
-
 def test_a_remedy_that_leaves_a_layer_dense_is_no_change() -> None:
     stem = matmul("stem", 3, 64)
     chosen = matmul("chosen", 64, 64, reasons=(reason(ReasonCode.EXCLUDED),))

@@ -12,9 +12,15 @@ from support.report_cases import matmul, prune_result, pruned_row
 
 from twofour.records.export import Accuracy, Metric, OutputAgreement
 from twofour.records.latency import LatencyComparison, LatencyVerdict
+from twofour.records.weights import PruneResult
 from twofour.reports.document import Lack
 from twofour.reports.eligibility_document import eligibility_document
-from twofour.reports.eligibility_words import accuracy_and_speed, change_words, drift_lines
+from twofour.reports.eligibility_words import (
+    FirstLine,
+    accuracy_and_speed,
+    change_words,
+    drift_lines,
+)
 from twofour.reports.latency_words import kernels_off_lines
 from twofour.reports.text import markdown
 
@@ -40,10 +46,16 @@ def comparison(value: float, verdict: LatencyVerdict | None = None) -> LatencyCo
     )
 
 
-def line_of(accuracy: Accuracy, times: LatencyComparison | None) -> str:
-    line = accuracy_and_speed(accuracy, times)
+def answer(
+    accuracy: Accuracy, times: LatencyComparison | None, pruned: PruneResult | None = None
+) -> FirstLine:
+    line = accuracy_and_speed(accuracy, times, pruned)
     assert line is not None
-    return line.text
+    return line
+
+
+def line_of(accuracy: Accuracy, times: LatencyComparison | None) -> str:
+    return answer(accuracy, times).text
 
 
 def test_what_kernels_gain_alone_is_no_gain_over_dense_and_its_baseline_is_explained() -> None:
@@ -92,23 +104,16 @@ def test_nothing_won_is_not_worth_anything_lost(
     assert line_of(ACCURACY, comparison(value, verdict)) == line
 
 
-def test_where_the_noise_hides_any_difference_the_speed_is_not_known() -> None:
+def test_what_is_not_known_of_speed_or_accuracy_is_said() -> None:
     times = comparison(0.99, LatencyVerdict.NO_DIFFERENCE)
-    line = line_of(ACCURACY, replace(times, noise=(cases.noise(DENSE, 0.3),)))
-    assert line.startswith("Worth shipping: not known")
-    assert line.endswith(f"hides any difference). {LOST}")
-
-
-def test_an_engine_without_sparse_kernels_says_nothing_of_speed() -> None:
-    line = line_of(ACCURACY, cases.run_folder())
-    assert line.startswith("Worth shipping: not known")
-    assert line.endswith(f"ran here. {LOST}")
-
-
-def test_a_model_that_came_sparse_has_no_accuracy_to_lose() -> None:
-    line = line_of(replace(ACCURACY, no_baseline="its weights came in 2:4"), None)
-    assert line.startswith("Worth shipping: not known")
-    assert "no dense model" in line
+    noisy = line_of(ACCURACY, replace(times, noise=(cases.noise(DENSE, 0.3),)))
+    without_kernels = line_of(ACCURACY, cases.run_folder())
+    came_sparse = line_of(replace(ACCURACY, no_baseline="its weights came in 2:4"), None)
+    for line in (noisy, without_kernels, came_sparse):
+        assert line.startswith("Worth shipping: not known")
+    assert noisy.endswith(f"hides any difference). {LOST}")
+    assert without_kernels.endswith(f"ran here. {LOST}")
+    assert "no dense model" in came_sparse
 
 
 def test_it_is_the_first_line_of_the_page() -> None:
@@ -165,9 +170,7 @@ def test_held_out_samples_decide_where_there_are_some() -> None:
 @pytest.mark.parametrize(("error", "far"), [(0.39, False), (0.43, True), (math.inf, True)])
 def test_outputs_of_another_scale_are_not_worth_shipping(error: float, *, far: bool) -> None:
     accuracy = replace(ACCURACY, metrics=(), drift=(output("boxes", error),))
-    line = accuracy_and_speed(accuracy, comparison(0.5))
-    assert line is not None
-    assert line.lacks is (Lack.ACCURACY if far else None)
+    assert answer(accuracy, comparison(0.5)).lacks is (Lack.ACCURACY if far else None)
 
 
 @pytest.mark.parametrize(("sparse", "lacks"), [(11.5, Lack.ACCURACY), (10.9, None), (5.0, None)])
@@ -175,9 +178,7 @@ def test_a_loss_that_rises_by_more_than_a_tenth_is_not_worth_shipping(
     sparse: float, lacks: Lack | None
 ) -> None:
     loss = Metric(name="perplexity", dense=10.0, sparse=sparse, lower_is_better=True)
-    line = accuracy_and_speed(replace(ACCURACY, metrics=(loss,)), comparison(0.5))
-    assert line is not None
-    assert line.lacks is lacks
+    assert answer(replace(ACCURACY, metrics=(loss,)), comparison(0.5)).lacks is lacks
 
 
 def test_outputs_near_zero_say_nothing_of_accuracy() -> None:
@@ -198,16 +199,12 @@ def test_points_are_of_a_hundred(dense: float, sparse: float, words: str) -> Non
     assert change_words(Metric(name="m", dense=dense, sparse=sparse)) == words
 
 
-MAGNITUDE = prune_result(pruned_row(matmul("fc", 64, 64)))
-
-
 @pytest.mark.parametrize("sparse", [62.4, float("nan")])
 def test_a_collapsed_model_is_not_worth_shipping_however_fast(sparse: float) -> None:
     metric = Metric(name="accuracy", dense=99.4, sparse=sparse)
     accuracy = replace(ACCURACY, metrics=(metric,))
     lost = f"Not worth shipping as it is: accuracy {change_words(metric)}"
-    line = accuracy_and_speed(accuracy, comparison(0.5), MAGNITUDE)
-    assert line is not None
+    line = answer(accuracy, comparison(0.5), prune_result(pruned_row(matmul("fc", 64, 64))))
     assert line.lacks is Lack.ACCURACY
     assert line.text.startswith(lost)
     assert line.text.endswith("Try --calibrate DATA.")

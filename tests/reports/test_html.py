@@ -1,4 +1,4 @@
-"""The HTML report as text: escaped, self-contained, and every layer in it."""
+"""HTML pages as text: escaped, self-contained, every layer and every comparison in them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ import hashlib
 import html
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.comparison_cases import agreement, files
-from support.html_page import Page
+from support.comparison_cases import COMPARISONS, agreement, files, run_folder, sweep
 from support.render_cases import HOSTILE, build_result, every_status, hostile, large
 from support.rendered import to_html
 from support.report_cases import matmul, report
@@ -22,10 +25,38 @@ from support.report_cases import matmul, report
 from twofour.eligibility.totals import LayerStatus
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.export import Accuracy
-from twofour.records.latency import ComparedVariant
+from twofour.records.latency import LatencyComparison
 from twofour.reports.eligibility_document import status_bar
 from twofour.reports.latency_words import answer_lines
 from twofour.words import printable, share
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+class Page(HTMLParser):
+    """Tags with attributes, and the texts right inside each kind of tag."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[str, list[str]] = defaultdict(list)
+        self.unclosed: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in {"meta", "wbr", "br", "input", "link", "img"}:
+            self.unclosed.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.unclosed.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.unclosed:
+            self.texts[self.unclosed[-1]].append(data)
 
 
 def _data(text: str) -> list[dict[str, Any]]:
@@ -33,11 +64,6 @@ def _data(text: str) -> list[dict[str, Any]]:
     assert match is not None
     found: list[dict[str, Any]] = json.loads(match[1])
     return found
-
-
-_TIMES = replace(
-    files(), variants=(ComparedVariant(name="a@onnxruntime:cpu", error="no <kernel>"),), ratios=()
-)
 
 
 def test_only_the_script_and_style_of_the_page_are_allowed_to_run() -> None:
@@ -127,18 +153,13 @@ def test_times_are_there_only_where_there_are_figures() -> None:
     assert 'data-sort="ratio"' not in silent
 
 
-def test_what_pruning_and_the_engines_did_is_shown_where_it_is_known() -> None:
+def test_how_far_the_outputs_are_is_shown() -> None:
     drift = replace(agreement(1.25, 0.98765432), output="<logits>", shape=(8, 10))
     drift = replace(drift, relative_error=None, dense_largest=None)
-    text = to_html(
-        every_status(), accuracy=Accuracy(drift=(drift,), examples=8), build=build_result(_TIMES)
-    )
+    text = to_html(every_status(), accuracy=Accuracy(drift=(drift,), examples=8))
     assert "output &lt;logits&gt; [8x10]" in text
     assert "0.987654" in text
-    assert "&lt;b&gt;not installed&lt;/b&gt;" in text
-    assert answer_lines(_TIMES)[0] in html.unescape(text)
-    assert "no &lt;kernel&gt;" in text
-    assert 'id="latency"' not in to_html(every_status())
+    assert 'id="latency"' not in text
 
 
 def test_the_bar_has_a_segment_per_status_in_proportion() -> None:
@@ -148,3 +169,47 @@ def test_the_bar_has_a_segment_per_status_in_proportion() -> None:
     assert bar.segments[1].title == "not-eligible: runs dense: 3 layers"
     bar = status_bar(statuses, "weight", share)
     assert bar.segments[1].title == "not-eligible: runs dense: 3 weights (75.0 %)"
+
+
+def test_the_section_of_a_comparison_is_as_expected(golden: Callable[[Path, str], None]) -> None:
+    page = to_html(run_folder())
+    section = page.split("<main>\n")[1].split("</main>")[0]
+    lines = section.replace("<g>", "\n<g>").replace("<path", "\n<path").replace("<td", "\n<td")
+    golden(GOLDEN / "comparison_section.html.txt", lines)
+
+
+@pytest.mark.parametrize("made", COMPARISONS.values(), ids=COMPARISONS)
+def test_every_tag_is_closed_and_nothing_is_fetched_or_styled_in_place(
+    made: LatencyComparison,
+) -> None:
+    for text in (to_html(made), to_html(every_status(), comparison=made)):
+        page = Page(text)
+        assert page.unclosed == []
+        assert not re.search(r"url\(|@import", "".join(page.texts["style"]))
+        tags = {tag for tag, _ in page.tags}
+        assert tags.isdisjoint({"link", "img", "iframe", "object", "embed", "base"})
+        for _, attributes in page.tags:
+            assert "style" not in attributes
+            assert not [key for key in attributes if key.startswith("on")]
+        assert {a["href"] for _, a in page.tags if "href" in a} <= {"#layers"}
+
+
+def test_of_the_batches_of_a_sweep_only_the_first_is_open() -> None:
+    text = to_html(sweep())
+    assert re.findall(r"<details( open)?>\n<summary>(Batch \d+)", text) == [
+        (" open", "Batch 1"),
+        ("", "Batch 8"),
+        ("", "Batch 32"),
+    ]
+    assert "<details" not in to_html(run_folder())
+
+
+def test_a_report_shows_the_comparison_instead_of_the_times_of_the_build() -> None:
+    built = build_result(run_folder())
+    text = to_html(every_status(), build=built, comparison=files())
+    assert "<h2>Engines</h2>" in text
+    assert "a note &amp; more" in text
+    assert "&lt;b&gt;not installed&lt;/b&gt;" in text
+    assert answer_lines(files())[0] in html.unescape(text)
+    assert answer_lines(built.times)[0] not in html.unescape(text)
+    assert answer_lines(built.times)[0] in html.unescape(to_html(every_status(), build=built))

@@ -27,6 +27,10 @@ def answer_to(*lines: str) -> str:
     return answer(build)
 
 
+def shown(*lines: str) -> str:
+    return log_text(BuildLog(files=(), builds=parse_lines(lines)))
+
+
 def verbose(*messages: str) -> str:
     return answer_to(*(PYTHON + message for message in (*messages, DONE)))
 
@@ -65,8 +69,7 @@ def test_a_timing_cache_is_named_where_it_may_have_hidden_sparse_kernels() -> No
 def test_an_engine_in_float32_is_told_before_anything_else_is_blamed() -> None:
     said = verbose(RUNNER, FLOAT32, FOUND, NONE)
     assert "build ran in FP32" in said
-    shown = log_text(BuildLog(files=(), builds=parse_lines(PYTHON + m for m in (RUNNER, FLOAT32))))
-    assert "precision FP32 (" in shown
+    assert "precision FP32 (" in shown(PYTHON + RUNNER, PYTHON + FLOAT32)
 
 
 def test_times_say_whether_a_sparse_kernel_was_tried() -> None:
@@ -81,6 +84,8 @@ def test_what_is_no_build_of_this_log_is_said() -> None:
     loads = "&&&& RUNNING TensorRT.trtexec [TensorRT v8503] # trtexec --loadEngine=a.plan"
     loaded = f"{OWN}[TRT] Loaded engine size: 2 MiB"
     assert "an engine was loaded" in answer_to(loads, f"{OWN}Sparsity: Disabled", loaded)
+    passed = loads.replace("RUNNING", "PASSED")
+    assert "no build in it" in shown(loads, f"{OWN}Sparsity: Disabled", passed)
     tensors = "[I] Found sparse tensor: a", "[W] Found non-sparse tensor: b"
     assert "1 of 2 tensors" in answer_to(*tensors)
     error = "[11/21/2026-13:02:35] [TRT] [E] In node 3: not supported"
@@ -101,17 +106,16 @@ def test_a_log_of_tensorrt_llm_says_that_its_engines_ended() -> None:
 
 @pytest.mark.parametrize("end", ["a, b, ....", "a, b, ...more"])
 def test_a_shortened_list_counts_at_least_the_names_it_has(end: str) -> None:
-    line = f"{PYTHON}(Sparsity) Found 39 layer(s) eligible to use sparse tactics: {end}"
-    shown = log_text(BuildLog(files=(), builds=parse_lines([line])))
-    assert "the log counts 39" in shown
-    assert "the list of eligible layers is cut" in shown
-    assert "names of layers are missing" in shown.splitlines()[-1]
+    said = shown(f"{PYTHON}(Sparsity) Found 39 layer(s) eligible to use sparse tactics: {end}")
+    assert "the log counts 39" in said
+    assert "the list of eligible layers is cut" in said
+    assert "names of layers are missing" in said.splitlines()[-1]
 
 
 def test_the_answers_of_several_builds_stand_together_at_the_end() -> None:
     lines = [PYTHON + message for message in (f"{NONE} a", DONE)] * 2
-    shown = log_text(BuildLog(files=(), builds=parse_lines(lines))).splitlines()
-    assert [line.split(":")[0] for line in shown[-2:]] == ["answer to build 1", "answer to build 2"]
+    answers = shown(*lines).splitlines()[-2:]
+    assert [line.split(":")[0] for line in answers] == ["answer to build 1", "answer to build 2"]
 
 
 COUNTED = "(Sparsity) Found 39 layer(s) eligible to use sparse tactics"
@@ -122,6 +126,8 @@ CHOSE = "(Sparsity) Chose 16 layer(s) using sparse tactics"
 def test_counts_without_names_are_never_taken_for_lists_of_nothing(rest: str) -> None:
     assert "names of layers are missing" in verbose(COUNTED + rest, CHOSE + rest)
     assert "names of layers are missing" in verbose(COUNTED + rest, NONE)
+    quoted = answer_to(COUNTED + rest, CHOSE.replace("16", "0") + rest)
+    assert quoted.startswith("39 eligible and 0 chosen layers are counted; ")
 
 
 def test_a_list_with_fewer_names_than_its_count_says_at_least() -> None:
@@ -131,8 +137,7 @@ def test_a_list_with_fewer_names_than_its_count_says_at_least() -> None:
     (line,) = build.sparsity_lines
     assert (line.missing, line.elided, line.constituents) == (36, False, ("a", "b", "c"))
     three = "(Sparsity) Found 3 layer(s) eligible to use sparse tactics: a || b, c"
-    shown = log_text(BuildLog(files=(), builds=parse_lines([PYTHON + three])))
-    assert "2 engine layers (3 layers" in shown
+    assert "2 engine layers (3 layers" in shown(PYTHON + three)
     whole = verbose(three, NONE)
     assert whole.startswith("2 layers are eligible")
     assert "names of layers are missing" in verbose(f"{COUNTED}: a, b", NONE)
@@ -158,10 +163,9 @@ def test_a_list_that_ends_inside_a_name_says_at_least() -> None:
     ],
 )  # fmt: skip
 def test_a_list_that_is_cut_is_said_to_be_cut(found: str, picked: str, cut: str) -> None:
-    builds = parse_lines([f"{PYTHON}(Sparsity) {found}", f"{PYTHON}(Sparsity) {picked}"])
-    shown = log_text(BuildLog(files=(), builds=builds))
-    assert f"the list of {cut} layers" in shown
-    assert shown.count(" is cut: ") == 1
+    said = shown(f"{PYTHON}(Sparsity) {found}", f"{PYTHON}(Sparsity) {picked}")
+    assert f"the list of {cut} layers" in said
+    assert said.count(" is cut: ") == 1
 
 
 def test_a_log_that_ends_before_the_last_list_does_not_say_what_was_chosen() -> None:
@@ -181,18 +185,11 @@ def test_the_two_lines_that_people_paste_say_that_nothing_was_chosen() -> None:
     assert answered.startswith("1 layer is eligible, none runs sparse: ")
 
 
-def test_the_two_counts_that_people_quote_are_the_answer() -> None:
-    found = "(Sparsity) Found 39 layer(s) eligible to use sparse tactics"
-    chose = "(Sparsity) Chose 0 layer(s) using sparse tactics"
-    assert answer_to(found, chose).startswith("39 eligible and 0 chosen layers are counted; ")
-
-
 DATED = "[11/21/2026-13:02:35] [TRT] "
 
 
 def view(*lines: str) -> list[str]:
-    log = BuildLog(files=(), builds=parse_lines(lines))
-    return [" ".join(line.split()) for line in log_text(log).splitlines()]
+    return [" ".join(line.split()) for line in shown(*lines).splitlines()]
 
 
 def test_names_of_the_lists_are_rows_even_where_nothing_was_timed() -> None:
@@ -241,14 +238,6 @@ def test_rows_beyond_the_shown_ones_are_counted() -> None:
 
 
 def test_types_that_the_command_asked_for_are_not_said_to_be_of_kernels() -> None:
-    banner = "&&&& RUNNING TensorRT.trtexec [TensorRT v100300] # trtexec --onnx=m.onnx --fp16"
-    assert "precision FP16 (" in "\n".join(view(banner))
-    best = "\n".join(view(banner.replace("--fp16", "--best")))
-    assert "precision FP16+INT8 (" in best
-
-
-def test_a_run_that_loads_an_engine_and_passes_built_none() -> None:
-    run = "TensorRT.trtexec [TensorRT v8503] # trtexec --loadEngine=main.plan --verbose"
-    lines = view(f"&&&& RUNNING {run}", "[07/07/2026-06:14:38] [I] Sparsity: Disabled",
-                 f"&&&& PASSED {run}")  # fmt: skip
-    assert "no build in it" in "\n".join(lines)
+    banner = "&&&& RUNNING TensorRT.trtexec [TensorRT v100300] # trtexec --onnx=m.onnx"
+    assert "precision FP16 (" in shown(f"{banner} --fp16")
+    assert "precision FP16+INT8 (" in shown(f"{banner} --best")

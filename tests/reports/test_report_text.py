@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Group
 from support.comparison_cases import agreement
-from support.rendered import eligibility_table
+from support.render_cases import predicted
+from support.rendered import to_table
 from support.report_cases import (
     check,
     conv,
-    gpu,
-    int8,
     matmul,
     prune_result,
     pruned_row,
@@ -25,7 +24,7 @@ from support.report_cases import (
     validation,
 )
 
-from twofour.records.eligibility import EligibilityReport, Verdict
+from twofour.records.eligibility import Verdict
 from twofour.records.export import Accuracy, Metric
 from twofour.records.weights import ReasonCode, Validation
 from twofour.reports.document import Fold, unfolded
@@ -44,37 +43,14 @@ def _checked(validation: Validation, width: int = 120) -> str:
     return plain_text(render(validation_document(validation)), width=width)
 
 
-def _known_cases() -> EligibilityReport:
-    float32 = {"dtype": "float32", "math_dtype": "float32"}
-    stem, wrong = conv("stem", 3, 64, (7, 7)), conv("flattened", 256, 512, (1, 1))
-    up = conv("up", 256, 256, op="ConvTranspose", shape=(256, 256, 3, 3), axis=0)
-    return report(
-        (stem, check(stem, violations=3136)),
-        conv("resnext", 128, 128, groups=32),
-        conv("depthwise", 96, 96, (7, 7), groups=96),
-        (wrong, check(wrong, violations=30000, holds_along=0)),
-        conv("small", 160, 160, (1, 1)),
-        conv("large", 512, 512),
-        up,
-        *(
-            matmul(f"encoder.layer.{i}.attention.self.{name}", 768, 768, **float32)
-            for i in range(12)
-            for name in ("query", "key", "value")
-        ),
-        *(matmul(f"decoder.{i}.fc", 1024, 4096, **int8(output=bool(i % 2))) for i in range(6)),
-        gpu=gpu("NVIDIA H200", 9, 0),
-        activation_products=24,
-    )
-
-
 def test_the_eligibility_table_is_as_expected(golden: Callable[[Path, str], None]) -> None:
-    golden(GOLDEN / "eligibility.txt", plain_text(eligibility_table(_known_cases())))
+    golden(GOLDEN / "eligibility.txt", plain_text(to_table(predicted())))
 
 
 @pytest.mark.parametrize("width", [100, 120, 200])
 def test_no_line_is_wider_than_the_console_and_no_name_is_cut(width: int) -> None:
     made = report(*(matmul(name, 512, 512, weight=f"w{i}") for i, name in enumerate(HOSTILE)))
-    text = plain_text(eligibility_table(made), width=width)
+    text = plain_text(to_table(made), width=width)
     assert max(map(len, text.splitlines())) <= width
     assert LONG in "".join(line.split("  ")[0].strip() for line in text.splitlines())
     assert "[red]x" in text
@@ -171,11 +147,11 @@ def test_layers_of_another_size_or_verdict_keep_rows_of_their_own() -> None:
 
 
 def test_a_terminal_leaves_out_the_last_columns_and_breaks_no_code() -> None:
-    made = _known_cases()
+    made = predicted()
     for width, heads in ((200, {"layer", "verdict", "reasons", "pattern", "type"}), (60, set())):
-        first = plain_text(eligibility_table(made), width=width).splitlines()[0]
+        first = plain_text(to_table(made), width=width).splitlines()[0]
         assert heads | {"layer", "verdict"} <= set(first.split())
-    narrow = plain_text(eligibility_table(made), width=60)
+    narrow = plain_text(to_table(made), width=60)
     assert "type" not in narrow.splitlines()[0]
     assert "PATTERN_BROKEN" in narrow
 

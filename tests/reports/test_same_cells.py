@@ -15,13 +15,10 @@ from markdown_it import MarkdownIt
 from support.comparison_cases import COMPARISONS, run_folder
 from support.render_cases import every_status, hostile, large
 from support.rendered import (
-    comparison_markdown,
-    comparison_page,
-    comparison_text,
-    eligibility_table,
     to_csv,
     to_html,
     to_markdown,
+    to_table,
 )
 from support.report_cases import conv, matmul, report
 
@@ -112,10 +109,10 @@ def test_a_comparison_gives_the_same_cells_in_every_format(name: str) -> None:
     tables = latency_document(comparison).tables
     expected = [_expected(table) for table in tables]
     assert len(expected) > 0
-    assert list(_of_pages(comparison_page(comparison))) == expected
-    assert _of_markdown(comparison_markdown(comparison)) == expected
+    assert list(_of_pages(to_html(comparison))) == expected
+    assert _of_markdown(to_markdown(comparison)) == expected
     assert _of_csv(comparison) == list(_long(tables))
-    shown = plain_text(comparison_text(comparison), width=WIDE)
+    shown = plain_text(to_table(comparison), width=WIDE)
     rows = [" ".join(row) for rows in expected for row in rows[1:]]
     assert [row for row in rows if row in _words(shown)] != []
     for table in tables:
@@ -128,11 +125,7 @@ def _of_csv(comparison: LatencyComparison) -> list[tuple[str, ...]]:
     text = text_formats.csv(latency_document(comparison))
     head, *rows = csv.reader(io.StringIO(text))
     assert tuple(head) == text_formats.CELLS
-    return [tuple(_unguarded(cell) for cell in row[:4]) for row in rows]
-
-
-def _unguarded(cell: str) -> str:
-    return cell.removeprefix("'")
+    return [tuple(cell.removeprefix("'") for cell in row[:4]) for row in rows]
 
 
 def _long(tables: tuple[Table, ...]) -> Iterator[tuple[str, ...]]:
@@ -174,14 +167,14 @@ def test_the_csv_has_the_cells_of_the_other_formats_and_the_exact_figures(name: 
         if column.key == "why":
             continue  # its codes begin the cell of the table for scripts
         for at, row in enumerate(rows):
-            said, cell = _unguarded(row[names.get(column.key, column.key)]), column.cells[at]
+            said, cell = row[names.get(column.key, column.key)].removeprefix("'"), column.cells[at]
             if column.kind == "figure" and said:
                 assert float(said) == column.values[at]
                 said = f"{float(said):.3f}" if column.key == "ratio" else f"{float(said):.4g}"
             if column.key == "layer":
                 said = said or "(no name)"
             if column.key == "size":
-                said = f"{_unguarded(row['op'])} {said}"
+                said = " ".join((row["op"].removeprefix("'"), said))
             assert said == (cell or ""), (column.key, at)
             if column.key == "verdict":
                 assert column.note(at).startswith("(rules said") == (
@@ -192,7 +185,7 @@ def test_the_csv_has_the_cells_of_the_other_formats_and_the_exact_figures(name: 
 def test_the_reports_have_every_verdict_and_their_notes_stand_in_every_format() -> None:
     made = REPORTS["notes"]
     assert {v.verdict for v in made.verdicts} == set(VerdictName)
-    for shown in (to_html(made), to_markdown(made), plain_text(eligibility_table(made))):
+    for shown in (to_html(made), to_markdown(made), plain_text(to_table(made))):
         assert "=1+1" in shown
         assert "in LSTM (2)" in shown
 
@@ -205,7 +198,7 @@ def test_the_other_tables_of_a_report_are_the_same_in_a_page_and_in_markdown() -
     assert pages[1:] == others
     assert len(others) > 4
     cards = _expected(_table([*document.tables], "cards"))[1:]
-    terminal = _words(plain_text(eligibility_table(made), width=WIDE))
+    terminal = _words(plain_text(to_table(made), width=WIDE))
     for row in cards:
         assert _words(" ".join(row)) in terminal
 
@@ -214,7 +207,7 @@ def test_the_other_tables_of_a_report_are_the_same_in_a_page_and_in_markdown() -
 @pytest.mark.parametrize("name", ["every status", "alike"])
 def test_no_cell_is_lost_on_a_narrow_terminal(name: str, width: int) -> None:
     made = REPORTS[name]
-    shown = plain_text(eligibility_table(made), width=width)
+    shown = plain_text(to_table(made), width=width)
     letters = re.sub(r"\s", "", shown)
     words = set(re.split(r"[\s,;()]+", shown))
     layers = _table([*eligibility_document(made).tables], "layers").folded()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from support.matrix_problem import layer_problem
 from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.matrices import Layout, Window, matrix_rows, window_rows
-from twofour.pruning.statistics import InputSums
 from twofour.records.weights import Pattern
 
 Index = tuple[int, ...]
@@ -105,23 +105,12 @@ def _module(module: Any, shape: tuple[int, ...], m: int, seed: int) -> Calibrate
 
 
 def problem_of(
-    layer: CalibratedLayer, pattern: Pattern, factors: NDArray[np.float64], **changes: Any
+    layer: CalibratedLayer, pattern: Pattern, factors: NDArray[np.float64] | None = None
 ) -> LayerProblem:
-    """The layer with a bias, pruned by all of its rows; `factors` are those of the rows."""
-    sums = InputSums()
-    half = layer.rows.shape[1] // 2
-    for some in (slice(0, half), slice(half, None)):
-        sums.add(layer.rows[:, some], factors[some])
-    statistics = sums.statistics()
-    assert statistics is not None
-    problem = LayerProblem(
-        stored=layer.weight,
-        layout=layer.layout,
-        pattern=pattern,
-        statistics=statistics,
-        has_bias=True,
-    )
-    return replace(problem, **changes)
+    """The layer pruned by all of its rows, which count once each unless told otherwise."""
+    if factors is None:
+        factors = np.ones(layer.rows.shape[1])
+    return layer_problem(layer.weight, layer.layout, pattern, layer.rows, factors)
 
 
 def _inputs(generator: np.random.Generator, *shape: int) -> NDArray[np.float64]:

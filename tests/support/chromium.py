@@ -41,10 +41,6 @@ class Browser:
         """The value of a function body in the page."""
         return self._call("execute/sync", {"script": script, "args": list(arguments)})
 
-    def wait_for(self, script: str, *arguments: Any) -> Any:
-        """What the script hands to its last argument, a function."""
-        return self._call("execute/async", {"script": script, "args": list(arguments)})
-
     def click(self, selector: str) -> None:
         self._call(f"element/{self._find(selector)}/click", {})
 

@@ -10,22 +10,16 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from support.onnx_models import Array, weights
+from support.onnx_models import CODES, Array, weights
 
 Feed = Mapping[str, Array]
 LOWEST = np.float32(np.finfo(np.float32).min)
 node = helper.make_node
-KINDS = {
-    "float32": TensorProto.FLOAT,
-    "int64": TensorProto.INT64,
-    "bool": TensorProto.BOOL,
-    "uint8": TensorProto.UINT8,
-}
 
 
 def info(name: str, shape: Sequence[int | str], kind: str = "float32") -> onnx.ValueInfoProto:
     """A tensor's declaration."""
-    return helper.make_tensor_value_info(name, KINDS[kind], list(shape))
+    return helper.make_tensor_value_info(name, CODES[kind], list(shape))
 
 
 def small(*shape: int, seed: int = 0) -> Array:

@@ -79,16 +79,17 @@ def build(
 
 
 def eligible(*names: str, count: int | None = None, foreign: bool = False) -> str:
-    tag = " (foreignNode) " if foreign else ""
-    found = len(names) if count is None else count
-    listed = ", ".join(names)
-    return f"{tag}(Sparsity) Found {found} layer(s) eligible to use sparse tactics: {listed}"
+    return _counted("Found {} layer(s) eligible to use", names, count, foreign=foreign)
 
 
 def chosen(*names: str, count: int | None = None, foreign: bool = False) -> str:
+    return _counted("Chose {} layer(s) using", names, count, foreign=foreign)
+
+
+def _counted(words: str, names: Sequence[str], count: int | None, *, foreign: bool) -> str:
     tag = " (foreignNode) " if foreign else ""
-    found = len(names) if count is None else count
-    return f"{tag}(Sparsity) Chose {found} layer(s) using sparse tactics: {', '.join(names)}"
+    found = words.format(len(names) if count is None else count)
+    return f"{tag}(Sparsity) {found} sparse tactics: {', '.join(names)}"
 
 
 def tuned(name: str, *times: tuple[str, float]) -> tuple[str, ...]:
@@ -118,14 +119,11 @@ def information(*layers: EngineLayer) -> LayerInformation:
 
 
 def profile(**times: float) -> Profile:
-    return timed_profile(list(times.items()))
-
-
-def timed_profile(times: Sequence[tuple[str, float]]) -> Profile:
-    rows = tuple(
-        LayerProfile(name=name, total_ms=None, average_ms=ms, median_ms=None) for name, ms in times
+    rows = (
+        LayerProfile(name=name, total_ms=None, average_ms=ms, median_ms=None)
+        for name, ms in times.items()
     )
-    return Profile(iterations=10, layers=rows)
+    return Profile(iterations=10, layers=tuple(rows))
 
 
 SPARSE = "sm80_xmma_fprop_sparse_conv_f16f16_f16f16_f16_nhwc_sptensor"

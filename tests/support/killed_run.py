@@ -20,7 +20,6 @@ class Killer(Silent):
         self.last = stage
 
     def done(self, name: str, *, seconds: float) -> None:  # noqa: ARG002  # Protocol
-        """Die after the stage."""
         if name == self.last:
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,18 +19,32 @@ from twofour.records.weights import Pattern
 TWO_FOUR = Pattern(2, 4)
 
 
-def matrix_problem(
-    weight: NDArray[np.float32], x: NDArray[np.float32], pattern: Pattern = TWO_FOUR
+def layer_problem(
+    weight: NDArray[Any],
+    layout: Layout,
+    pattern: Pattern,
+    rows: NDArray[Any],
+    factors: NDArray[np.float64],
 ) -> LayerProblem:
-    """One Linear with a bias and its calibration inputs, (samples, inputs)."""
-    layout = Layout(shape=weight.shape, axis=1, m=pattern.m)
+    """A layer with a bias, pruned by these rows of inputs; `factors` are those of the rows."""
     sums = InputSums()
-    sums.add(matrix_rows(x, layout), factors_of(held_out_samples(0, len(x))))
+    half = rows.shape[1] // 2
+    for some in (slice(0, half), slice(half, None)):
+        sums.add(rows[:, some], factors[some])
     statistics = sums.statistics()
     assert statistics is not None
     return LayerProblem(
         stored=weight, layout=layout, pattern=pattern, statistics=statistics, has_bias=True
     )
+
+
+def matrix_problem(
+    weight: NDArray[np.float32], x: NDArray[np.float32], pattern: Pattern = TWO_FOUR
+) -> LayerProblem:
+    """One Linear with its calibration inputs, (samples, inputs)."""
+    layout = Layout(shape=weight.shape, axis=1, m=pattern.m)
+    factors = factors_of(held_out_samples(0, len(x)))
+    return layer_problem(weight, layout, pattern, matrix_rows(x, layout), factors)
 
 
 def solve_layer(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from onnx import TensorProto, helper
+from onnx import helper
 
 from support import onnx_models as om
 from support.onnx_models import Array
@@ -24,17 +24,13 @@ def save_mlp(path: Path, *, half: bool = True) -> Path:
         constants[f"{layer}.bias"] = bias.astype(dtype)
         last = layer == NAMES[-1]
         out = "y" if last else f"{layer}.out"
-        inputs = [name, f"{layer}.weight", f"{layer}.bias"]
-        nodes.append(helper.make_node("Gemm", inputs, [out], name=layer, transB=1))
+        read = [name, f"{layer}.weight", f"{layer}.bias"]
+        nodes.append(helper.make_node("Gemm", read, [out], name=layer, transB=1))
         if not last:
             name = f"{layer}.relu"
             nodes.append(helper.make_node("Relu", [out], [name]))
-    body = om.graph(nodes, constants, inputs={"x": ["batch", WIDTHS[0]]})
-    if half:
-        for value in (*body.input, *body.output):
-            value.type.tensor_type.elem_type = TensorProto.FLOAT16
-    model = helper.make_model(body, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
-    return om.save(model, path)
+    made = om.model(nodes, constants, inputs={"x": ["batch", WIDTHS[0]]}, opset=18, dtype=dtype)
+    return om.save(made, path)
 
 
 def evaluate(predict: Callable[..., tuple[Array, ...]]) -> dict[str, float]:

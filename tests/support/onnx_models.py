@@ -16,7 +16,7 @@ from twofour.graph.files import DTYPES, load_external
 from twofour.graph.opened import open_onnx
 
 Array = NDArray[Any]
-_CODES = {name: code for code, name in DTYPES.items()}
+CODES = {name: code for code, name in DTYPES.items()}
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
@@ -31,7 +31,7 @@ def weights(*shape: int, dtype: Any = np.float32, seed: int = 0) -> Array:
 def tensor(name: str, values: Array) -> TensorProto:
     """A tensor with raw data, of any type numpy holds."""
     return helper.make_tensor(
-        name, _CODES[values.dtype.name], values.shape, values.tobytes(), raw=True
+        name, CODES[values.dtype.name], values.shape, values.tobytes(), raw=True
     )
 
 
@@ -41,17 +41,19 @@ def graph(
     *,
     inputs: Mapping[str, Sequence[int | str]] | None = None,
     outputs: Sequence[str] = ("y",),
-    output_shape: Sequence[int] | None = None,
+    output_shape: Sequence[int | str] | None = None,
+    dtype: Any = np.float32,
 ) -> onnx.GraphProto:
-    """Inputs are float32; outputs are float32 and declare `output_shape`, or no shape."""
+    """Inputs and outputs are of that type; outputs declare `output_shape`, or no shape."""
+    kind = CODES[np.dtype(dtype).name]
     return helper.make_graph(
         list(nodes),
         "graph",
         [
-            helper.make_tensor_value_info(key, TensorProto.FLOAT, list(shape))
+            helper.make_tensor_value_info(key, kind, list(shape))
             for key, shape in (inputs or {}).items()
         ],
-        [helper.make_tensor_value_info(key, TensorProto.FLOAT, output_shape) for key in outputs],
+        [helper.make_tensor_value_info(key, kind, output_shape) for key in outputs],
         [tensor(key, values) for key, values in constants.items()],
     )
 
@@ -63,9 +65,10 @@ def model(
     inputs: Mapping[str, Sequence[int | str]] | None = None,
     outputs: Sequence[str] = ("y",),
     opset: int = 21,
+    dtype: Any = np.float32,
 ) -> onnx.ModelProto:
     """A model around one graph."""
-    body = graph(nodes, constants, inputs=inputs, outputs=outputs)
+    body = graph(nodes, constants, inputs=inputs, outputs=outputs, dtype=dtype)
     return helper.make_model(body, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
 
 
@@ -97,14 +100,10 @@ def one_layer(
     **attributes: Any,
 ) -> Path:
     """A file of one node: x, of the first shape -> y, of the second; both of the weight's type."""
-    kind = helper.np_dtype_to_tensor_dtype(weight.dtype)
     name = {"Conv": "conv"}.get(op, "fc")
-    x, y = (
-        helper.make_tensor_value_info(end, kind, list(shape))
-        for end, shape in zip("xy", shapes, strict=True)
-    )
     node = helper.make_node(op, ["x", "w"], ["y"], name=name, **attributes)
-    made = helper.make_graph([node], "g", [x], [y], [tensor("w", weight)])
+    x, y = shapes
+    made = graph([node], {"w": weight}, inputs={"x": x}, output_shape=y, dtype=weight.dtype)
     opset = helper.make_opsetid("", 17)
     return save(helper.make_model(made, opset_imports=[opset], ir_version=8), path)
 

@@ -1,14 +1,18 @@
-"""What ONNX Runtime gives for a model on the CPU."""
+"""What ONNX Runtime gives for a model on the CPU, and files with Q/DQ nodes made by it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnxruntime
 
 from support.onnx_models import Array, load
+from twofour.export.ir_models import save
+from twofour.export.quantize import quantized
+from twofour.graph.opened import open_onnx
 
 
 def outputs(
@@ -27,3 +31,19 @@ def outputs(
     )
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(names, dict(inputs)), strict=True))
+
+
+def write_quantized(path: Path, target: Path, inputs: Mapping[str, Array]) -> str:
+    """Write the file with Q/DQ nodes and give what was said."""
+
+    def tensors_of(written: Path) -> list[dict[str, Array]]:
+        return [{**inputs, **outputs(written, inputs)}]
+
+    with quantized(open_onnx(path), target.parent, tensors_of) as (graph, words):
+        save(graph, target, path)
+    return words
+
+
+def cosine(one: Array, other: Array) -> float:
+    """Of all values as one vector."""
+    return float((one * other).sum() / np.linalg.norm(one) / np.linalg.norm(other))

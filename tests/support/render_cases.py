@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from support import comparison_cases
 from support.report_cases import check, conv, gpu, int8, matmul, reason, report
 from twofour.eligibility.predict import summarize
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
@@ -14,22 +15,18 @@ from twofour.records.run import BuildResult
 from twofour.records.weights import ReasonCode, Weight, WeightCheck
 
 HOSTILE = (
-    "</script><script>document.title='owned'</script>",
-    "<img src=x onerror=\"document.title='owned'\">",
+    *comparison_cases.HOSTILE,
     "line\u2028separator\u2029\u202eright-to-left",
     '=HYPERLINK("http://x","y")',
-    "a|b`c\\d*e*_f_ [g](http://x)",
-    "two\nlines\x1b[31m",
-    "{{ 7 * 7 }}{% raw %}",
-    "\"><b>'&amp;",
+    "{% raw %}",
     "",
 )
 
 
-def every_status() -> EligibilityReport:
-    """Nine layers: chosen and dense with times, doubtful, broken, grouped, absent, unknown."""
+def predicted() -> EligibilityReport:
+    """Layers that can run sparse, doubtful, broken and grouped ones."""
     stem, wrong = conv("stem", 3, 64, (7, 7)), conv("flattened", 256, 512, (1, 1))
-    made = report(
+    return report(
         (stem, check(stem, violations=3136)),
         conv("resnext", 128, 128, groups=32),
         (wrong, check(wrong, violations=30000, holds_along=0)),
@@ -42,6 +39,11 @@ def every_status() -> EligibilityReport:
         engine="tensorrt 10.14.1 on NVIDIA H200",
         activation_products=24,
     )
+
+
+def every_status() -> EligibilityReport:
+    """These as a build measured them: chosen and dense with times, absent, as foretold or not."""
+    made = predicted()
     changed = {
         "large": (VerdictName.CHOSEN, 0.031, 0.042),
         "encoder.0.fc": (VerdictName.CHOSEN, 0.0105, 0.0171),

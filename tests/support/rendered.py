@@ -1,4 +1,4 @@
-"""Reports in their formats, as the commands print them."""
+"""Records of every kind in the formats of their reports, as the commands print them."""
 
 from __future__ import annotations
 
@@ -7,42 +7,31 @@ from typing import Any
 from rich.console import RenderableType
 
 from twofour.records.eligibility import EligibilityReport
-from twofour.records.latency import LatencyComparison
 from twofour.records.log import BuildLog
-from twofour.reports import html, terminal
+from twofour.records.weights import Report
+from twofour.reports import document_of, html, terminal
 from twofour.reports.eligibility_document import eligibility_document
-from twofour.reports.latency_document import latency_document
-from twofour.reports.log_document import log_document
 from twofour.reports.text import csv, markdown
 
 
-def eligibility_table(report: EligibilityReport) -> RenderableType:
-    return terminal.render(eligibility_document(report))
+def to_table(record: Report) -> RenderableType:
+    return terminal.render(document_of(record))
 
 
-def to_markdown(report: EligibilityReport) -> str:
-    return markdown(eligibility_document(report))
+def to_markdown(record: Report) -> str:
+    return markdown(document_of(record))
 
 
-def to_html(report: EligibilityReport, **more: Any) -> str:
-    return html.page(eligibility_document(report, **more))
+def to_csv(record: Report) -> str:
+    return csv(document_of(record))
 
 
-def to_csv(report: EligibilityReport) -> str:
-    return csv(eligibility_document(report))
-
-
-def comparison_text(comparison: LatencyComparison) -> RenderableType:
-    return terminal.render(latency_document(comparison))
-
-
-def comparison_markdown(comparison: LatencyComparison) -> str:
-    return markdown(latency_document(comparison))
-
-
-def comparison_page(comparison: LatencyComparison) -> str:
-    return html.page(latency_document(comparison))
+def to_html(record: Report, **more: Any) -> str:
+    """`more` is what a run knows beside a report of verdicts."""
+    if isinstance(record, EligibilityReport):
+        return html.page(eligibility_document(record, **more))
+    return html.page(document_of(record))
 
 
 def log_text(log: BuildLog) -> str:
-    return terminal.plain_text(terminal.render(log_document(log)))
+    return terminal.plain_text(to_table(log))

@@ -86,10 +86,8 @@ def linear(layer: str, c: int, k: int, **changes: Any) -> Weight:
     return matmul(layer, c, k, **{**given, **changes})
 
 
-def int8(weight_bits: bool = True, *, output: bool | None = None) -> dict[str, Any]:
-    return {"dtype": "int8" if weight_bits else "float32", "math_dtype": "int8"} | {
-        "output_quantized": output
-    }
+def int8(*, output: bool | None = None) -> dict[str, Any]:
+    return {"dtype": "int8", "math_dtype": "int8", "output_quantized": output}
 
 
 def reason(code: ReasonCode, message: str = "noted before") -> Reason:

@@ -11,14 +11,11 @@ from twofour.records.latency import (
     ComparedVariant,
     LatencyComparison,
     RoundLoad,
-    VariantSettings,
 )
 from twofour.records.options import CompareOptions
 
-
-def settings_of(name: str) -> VariantSettings:
-    """As the name says; ONNX Runtime has no sparse kernels."""
-    return settings(name)
+DENSE, SPARSE = "dense@onnxruntime:cpu", "sparse@onnxruntime:cpu"
+TWIN = f"{DENSE} again"
 
 
 def variant(
@@ -36,7 +33,7 @@ def variant(
         samples_ms=tuple(samples_ms),
         error=error,
         batch=batch,
-        settings=settings_of(name) if samples_ms else None,
+        settings=settings(name) if samples_ms else None,
         layers=times,
     )
 
@@ -44,6 +41,18 @@ def variant(
 def around(ms: float, *, rounds: int = 20, part: float = 0.001, phase: int = 0) -> list[float]:
     """Times that alternate evenly within `part` of ms, in another order for each phase."""
     return [ms * (1 + part * ((7 * i + 3 * phase) % 11 - 5) / 5) for i in range(rounds)]
+
+
+def two(
+    ratio: float, *, part: float = 0.001, twin: float = 1.0, loads: tuple[RoundLoad, ...] = ()
+) -> LatencyComparison:
+    """Dense, its twin and sparse, with a known ratio and a narrow or wide interval."""
+    variants = [
+        variant(DENSE, around(10, part=part)),
+        variant(TWIN, around(10 * twin, part=0)),
+        variant(SPARSE, around(10 * ratio, part=part, phase=4)),
+    ]
+    return compared(variants, loads=loads)
 
 
 def compared(

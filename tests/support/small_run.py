@@ -36,16 +36,13 @@ class Recorder(Silent):
     steps: list[str] = field(default_factory=list)
 
     def done(self, name: str, *, seconds: float) -> None:  # noqa: ARG002  # Protocol
-        """Remember."""
         self.did.append(name)
 
     def note(self, text: str) -> None:
-        """Remember."""
         if text.startswith("kept: "):
             self.kept += text.removeprefix("kept: ").split(", ")
         else:
             self.notes.append(text)
 
     def step(self, text: str, done: int, total: int | None) -> None:  # noqa: ARG002  # Protocol
-        """Remember."""
         self.steps.append(text)

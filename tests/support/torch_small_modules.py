@@ -45,10 +45,10 @@ class ConvNet(nn.Module):
 class Mlp(nn.Module):
     """Two inputs, the second by name."""
 
-    def __init__(self, width: int = 16) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.inner = nn.Linear(16, width)
-        self.outer = nn.Linear(width, 16)
+        self.inner = nn.Linear(16, 16)
+        self.outer = nn.Linear(16, 16)
 
     def forward(self, x: torch.Tensor, *, scale: torch.Tensor) -> torch.Tensor:
         returned: torch.Tensor = self.outer(functional.gelu(self.inner(x))) * scale
@@ -99,10 +99,10 @@ def conv_net() -> TorchProgram:
     return program(ConvNet(), (image,), inputs=("image",), outputs=("logits", "pooled"))
 
 
-def mlp(width: int = 16) -> TorchProgram:
+def mlp() -> TorchProgram:
     torch.manual_seed(1)
     scale = torch.rand(4, 1)
-    return program(Mlp(width), (torch.randn(4, 16),), {"scale": scale}, inputs=("x", "scale"))
+    return program(Mlp(), (torch.randn(4, 16),), {"scale": scale}, inputs=("x", "scale"))
 
 
 def attention() -> TorchProgram:

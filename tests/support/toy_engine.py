@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy.typing as npt
@@ -102,3 +103,17 @@ class ToyModel:
 
     def close(self) -> None:
         pass
+
+
+class LateEngine(ToyEngine):
+    """One that knows how its runs are timed once it has run, as on a GPU."""
+
+    def open(self, request: OpenRequest) -> ToyModel:
+        return LateModel(request)
+
+
+class LateModel(ToyModel):
+    def prepare(self, inputs: Arrays) -> None:
+        super().prepare(inputs)
+        rows = len(inputs["x"])
+        self.settings = replace(self.settings, timing="late", launches=3, enqueue_ms=float(rows))

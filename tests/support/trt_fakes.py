@@ -69,7 +69,7 @@ class FakeBuild:
         builder.create_network.side_effect = self._create_network
         builder.create_builder_config.side_effect = self._create_config
         profile = spec("IOptimizationProfile")
-        profile.set_shape.side_effect = self._set_shape
+        profile.set_shape.side_effect = lambda name, *shapes: self.shapes.update({name: shapes})
         builder.create_optimization_profile.return_value = profile
         builder.build_serialized_network.side_effect = self._build
         return builder
@@ -81,9 +81,6 @@ class FakeBuild:
     def _create_config(self) -> Any:
         self.config.num_optimization_profiles = 0
         return self.config
-
-    def _set_shape(self, name: str, *shapes: Any) -> None:
-        self.shapes[name] = shapes
 
     def _network(self) -> Any:
         tensor = spec("ITensor")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import helper
 
 from support import onnx_models
 from twofour.pipeline.emitting import emit_trtexec
@@ -80,14 +80,9 @@ printf '[ { "count" : 10 }\n, { "name" : "fc", "timeMs" : %s, "averageMs" : %s }
 
 def model(path: Path, *, shape: Sequence[int | str] = ("batch", 8), name: str = "x") -> Path:
     """A Gemm in float16 whose weight is in a data file of its own."""
-    graph = helper.make_graph(
-        [helper.make_node("Gemm", [name, "w"], ["y"], name="fc", transB=1)],
-        "g",
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT16, list(shape))],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT16, [None, 16])],
-        [onnx_models.tensor("w", onnx_models.weights(16, 8, dtype=np.float16))],
-    )
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    node = helper.make_node("Gemm", [name, "w"], ["y"], name="fc", transB=1)
+    weights = {"w": onnx_models.weights(16, 8, dtype=np.float16)}
+    proto = onnx_models.model([node], weights, inputs={name: shape}, opset=18, dtype=np.float16)
     onnx.save(proto, path, save_as_external_data=True, location="w.bin", size_threshold=0)
     return path
 

@@ -33,7 +33,7 @@ def solved(kind: str, method: str, on_torch: bool) -> SolvedLayer:
     )
     factors = factors_of(held_out_samples(0, layer.rows.shape[1]))
     rounded = None if kind == "linear" else half
-    problem = problem_of(narrow, Pattern(2, 4), factors, rounded=rounded)
+    problem = replace(problem_of(narrow, Pattern(2, 4), factors), rounded=rounded)
     solver = LayerSolver(METHODS[method], MethodOptions())
     (layer_solved,) = solve_all(solver, [problem], "cpu" if on_torch else None)
     return layer_solved

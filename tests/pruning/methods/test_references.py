@@ -8,12 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support import calibrated_layers
-from support.calibrated_layers import KINDS, CalibratedLayer, Unit
+from support.calibrated_layers import KINDS, CalibratedLayer, Unit, problem_of
 from support.matrix_problem import solve_layer
 
 from twofour.pattern import check
-from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.methods import METHODS
 from twofour.records.options import MethodOptions
 from twofour.records.weights import Pattern
@@ -112,10 +110,6 @@ REFERENCES: dict[str, Callable[[Vector, Unit, Pattern], Vector]] = {
     "admm": admm,
 }
 PATTERNS = [Pattern(2, 4), Pattern(1, 2), Pattern(4, 8), Pattern(3, 5), Pattern(1, 16)]
-
-
-def problem_of(layer: CalibratedLayer, pattern: Pattern) -> LayerProblem:
-    return calibrated_layers.problem_of(layer, pattern, np.ones(layer.rows.shape[1]))
 
 
 def by_hand(layer: CalibratedLayer, one: Callable[[Vector, Unit], Vector]) -> NDArray[np.float64]:
