@@ -36,7 +36,7 @@ LIMITS: dict[str, float] = {
     "tokens of src": 329_000,
     "modules of src": 190,
     "modules of the main job": 75,
-    "lines of tests": 45_000,
+    "lines of tests": 40_700,
     "functions above 250 tokens": 0,
     "crowded comprehensions": 0,
     "tokens a line": 7.5,
