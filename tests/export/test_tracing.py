@@ -164,7 +164,7 @@ def test_tensors_that_are_called_like_a_weight_are_renamed(tmp_path: Path) -> No
 class Fails(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.Linear(8, 8)
+        self.layer = self.again = nn.Linear(8, 8)
         self.layer.weight.grad = torch.ones(8, 8)
         self.register_buffer("halves", torch.ones(3).half())
 

@@ -125,9 +125,16 @@ def trace(module: nn.Module, given: BoundCall, options: ExportOptions) -> Traced
 def fake_values(module: nn.Module) -> Iterator[FakeTensorMode]:
     """Within it parameters and buffers are fake tensors on the CPU, floats in float32."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    real = chain(module.named_parameters(), module.named_buffers())
-    fakes = {name: _fake(tensor, mode) for name, tensor in real}
-    with stateless._reparametrize_module(module, fakes, tie_weights=True):
+    fakes: dict[str, torch.Tensor] = {}
+    made: dict[int, torch.Tensor] = {}
+    # a module under two names comes once here: what is put in twice would not come out again
+    for path, part in module.named_modules():
+        own = (path, False, False)  # not those of its children, and all names of a tied one
+        for name, tensor in chain(part.named_parameters(*own), part.named_buffers(*own)):
+            if id(tensor) not in made:
+                made[id(tensor)] = _fake(tensor, mode)
+            fakes[name] = made[id(tensor)]
+    with stateless._reparametrize_module(module, fakes):
         yield mode
 
 
