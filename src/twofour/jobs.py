@@ -32,9 +32,10 @@ from twofour.pipeline.checks import (
     check_reference_fits,
     check_variant,
     compare_outputs,
+    is_pruned_here,
     lost_without_data,
+    what_came_pruned,
     why_in_turn,
-    why_no_baseline,
 )
 from twofour.pipeline.evidence_files import files_of_folder, map_beside
 from twofour.pipeline.folder import (
@@ -128,12 +129,13 @@ def run_stages(run: Run) -> RunResult:
     pruned = run.model.prune(run)  # pruned weights
     validation = validate_pruned(run, pruned)  # read back from the file
     files = _export_pair(run, dense, pruned)  # sparse.onnx; with --quantize both are rounded
-    no_baseline = why_no_baseline(run, pruned)
+    came_pruned = what_came_pruned(run, pruned)
+    no_baseline = None if is_pruned_here(pruned) else came_pruned
     checks, builds = _check_and_build(run, files, options)
     export = run.do(combine_exports(run, pruned, validation, files, checks))
     accuracy = run.do(compare_outputs(run, files, checks, no_baseline))
     times = run.do(time_variants(run, options, builds, files.sparse.precision))
-    built = run.do(build_result(run, options, builds, times, no_baseline))
+    built = run.do(build_result(run, options, builds, times, came_pruned))
     report = run.do(make_report(run, pruned, export, files.sparse.layers, built))
     return RunResult(
         folder=str(run.shown),

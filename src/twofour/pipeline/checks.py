@@ -433,7 +433,7 @@ def _all_rows(outputs: Arrays, name: str) -> np.ndarray:
     return np.concatenate(padded)
 
 
-def why_no_baseline(run: Run, pruned: PruneResult) -> str | None:
+def what_came_pruned(run: Run, pruned: PruneResult) -> str | None:
     """What is said about weights that came in N:M; None where all of them were pruned now.
 
     A model of --dense-reference is a baseline for them.
@@ -444,12 +444,20 @@ def why_no_baseline(run: Run, pruned: PruneResult) -> str | None:
     held = sum(row.held_before for row in rows)
     if not held:
         return None
-    why = (
-        f"{held} of {len(rows)} weights came in {pruned.pattern} already, so dense.onnx is no "
-        "baseline (name the dense model with --dense-reference MODEL)"
+    what = "so dense.onnx is no baseline"
+    if held < len(rows):
+        what = "and what these lost is in no figure here"
+    came_pruned = (
+        f"{held} of {len(rows)} weights came in {pruned.pattern} already, {what} (name the dense "
+        "model with --dense-reference MODEL)"
     )
-    run.progress.note(why)
-    return why
+    run.progress.note(came_pruned)
+    return came_pruned
+
+
+def is_pruned_here(pruned: PruneResult) -> bool:
+    """Whether any weight was pruned now: else dense.onnx and sparse.onnx are one model."""
+    return any(row.pruned and not row.held_before for row in pruned.weights)
 
 
 def lost_without_data(pruned: PruneResult) -> str | None:
