@@ -66,14 +66,16 @@ def test_what_is_not_worth_shipping_is_neither_built_nor_compared_next(
     small = f"{MODEL}:make"
     slow = invoke("prune-export-build", small, "--out", folder, "--resume", "--gpu", "A100")
     assert "Not worth shipping on A100" in slow.stdout
-    assert f"Next: `twofour forecast {small} --gpu all` shows" in slow.stderr
+    options = f"{small} --options {folder}/options.toml"
+    assert f"Next: `twofour forecast {options} --gpu all` shows" in slow.stderr
     ends = ("batch", 32), ("batch", 64)
     equal = np.full((64, 32), 0.5, np.float32)  # whatever goes, half of the output goes
     lossy = om.one_layer(tmp_path / "fc.onnx", "Gemm", equal, ends, transB=1)
     lost = invoke("prune-export-build", lossy, "--out", tmp_path / "run")
     assert "Not worth shipping as" in lost.stdout
     assert "on random inputs" in lost.stdout
-    assert f"Next: `twofour prune-export-build {lossy} --calibrate DATA` keeps" in lost.stderr
+    options = f"{lossy} --options {tmp_path}/run/options.toml --out {tmp_path}/run --resume"
+    assert f"Next: `twofour prune-export-build {options} --calibrate DATA` keeps" in lost.stderr
     for result in (slow, lost):
         next_line = result.stderr.partition("Next: ")[2]
         assert "twofour build" not in next_line

@@ -81,17 +81,21 @@ def prune_export_build(
 
 
 def _instead(lacks: Lack, model: str, result: RunResult) -> str:
-    """What to do with a model that is not worth shipping."""
-    named, folder = map(shlex.quote, (model, str(result.folder)))
+    """What to do with a model that is not worth shipping, with the options of its run."""
+    from twofour.pipeline.folder import OPTIONS
+
+    folder = Path(result.folder)
+    named = shlex.join((model, "--options", str(folder / OPTIONS)))
     if lacks.value == "speed":
         return f"`twofour forecast {named} --gpu all` shows where it may gain; try larger batches"
     if lacks.value == "values":
         return f"`twofour export {named} --precision float32` shows whether float16 overflows"
     if result.prune.calibration is None:
-        return f"`twofour prune-export-build {named} --calibrate DATA` keeps more accuracy"
+        return f"`{_resumed(model, folder)} --calibrate DATA` keeps more accuracy"
     if model.endswith(".onnx"):
-        return f"`twofour sensitivity {named} --calibrate DATA` shows which layers to leave dense"
-    return f"`twofour finetune {named} --out {folder} --train DATA` trains the pruned weights"
+        return f"`twofour sensitivity {named}` shows which layers to leave dense"
+    out = shlex.quote(str(folder))
+    return f"`twofour finetune {named} --out {out} --train DATA` trains the pruned weights"
 
 
 def _emit_next(onnx: Path) -> str:
