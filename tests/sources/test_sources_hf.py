@@ -222,12 +222,23 @@ def _clip() -> Any:
     return transformers.CLIPModel(transformers.CLIPConfig(**TWO_TOWERS, projection_dim=8))
 
 
+WIDTHS = {"layers": 1, "attention_heads": 2, "ffn_dim": 32}.items()
+PARTS: dict[str, Any] = {
+    f"{x}_{key}": value for x in ("encoder", "decoder") for key, value in WIDTHS
+}
+
+
 def _whisper() -> Any:
-    widths = {"layers": 1, "attention_heads": 2, "ffn_dim": 32}.items()
-    parts = {f"{part}_{key}": value for part in ("encoder", "decoder") for key, value in widths}
     sizes = {"num_mel_bins": 6, "max_source_positions": 10, "max_target_positions": 12}
     tokens = {"vocab_size": 40, "pad_token_id": 0, "decoder_start_token_id": 1}
-    return transformers.WhisperConfig(d_model=16, **parts, **sizes, **tokens)
+    return transformers.WhisperConfig(d_model=16, **PARTS, **sizes, **tokens)
+
+
+def _detr() -> Any:
+    sizes: dict[str, Any] = {"embedding_size": 8, "hidden_sizes": [8] * 4, "depths": [1] * 4}
+    backbone = transformers.ResNetConfig(**sizes, layer_type="basic", out_features=["stage4"])
+    config = transformers.DetrConfig(backbone_config=backbone, d_model=16, **PARTS)
+    return transformers.DetrForObjectDetection(config)
 
 
 IDS = {"input_ids": (2, 16), "attention_mask": (2, 16)}
@@ -242,6 +253,8 @@ PIXELS = {"pixel_values": (2, 3, 8, 8)}
             lambda: transformers.VideoMAEModel(transformers.VideoMAEConfig(**IMAGES, num_frames=2)),
             {"pixel_values": (2, 2, 3, 8, 8)},
         ),
+        (_detr, {"pixel_values": (2, 3, 224, 224)}),
+        (lambda: transformers.DPTModel(transformers.DPTConfig(**IMAGES)), PIXELS),
         (
             lambda: transformers.WhisperForConditionalGeneration(_whisper()),
             {"input_features": (2, 6, 20), "decoder_input_ids": (2, 12)},

@@ -350,9 +350,9 @@ def invented_inputs(
         elif name not in made:
             shape = (rows, *_shape_of(model, name, image_size))
             made[name] = torch.randn(shape, generator=generator)
-    if getattr(config, "is_encoder_decoder", False):
-        made["decoder_input_ids"] = _decoder_ids(config, made, rows, generator)
     accepted = inspect.signature(model.forward).parameters
+    if "decoder_input_ids" in accepted:  # not that of a detector, which has a decoder too
+        made["decoder_input_ids"] = _decoder_ids(config, made, rows, generator)
     taken = {name: tensor for name, tensor in made.items() if name in accepted}
     return ExampleCall(kwargs=taken, are=RANDOM)
 
@@ -396,7 +396,7 @@ def _shape_of(
     config: Any = model.config
     # a CLIP's sizes of images are in its vision_config
     parts = (getattr(config, part) for part in getattr(config, "sub_configs", ()))
-    known = ChainMap(*(dict(vars(part)) for part in (config, *parts)))
+    known = ChainMap(*(dict(vars(part)) for part in (config, *parts) if part is not None))
     if name == "pixel_values":
         size = known.get("image_size") or image_size or _USUAL_IMAGE  # a ResNet's names no size
         height, width = (size, size) if isinstance(size, int) else size
