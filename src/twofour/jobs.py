@@ -32,7 +32,6 @@ from twofour.pipeline.checks import (
     check_reference_fits,
     check_variant,
     compare_outputs,
-    is_pruned_here,
     lost_without_data,
     what_came_pruned,
     why_in_turn,
@@ -130,7 +129,8 @@ def run_stages(run: Run) -> RunResult:
     validation = validate_pruned(run, pruned)  # read back from the file
     files = _export_pair(run, dense, pruned)  # sparse.onnx; with --quantize both are rounded
     came_pruned = what_came_pruned(run, pruned)
-    no_baseline = None if is_pruned_here(pruned) else came_pruned
+    # of weights that all came so, dense.onnx and sparse.onnx are one model
+    no_baseline = None if pruned.pruned_now else came_pruned
     checks, builds = _check_and_build(run, files, options)
     export = run.do(combine_exports(run, pruned, validation, files, checks))
     accuracy = run.do(compare_outputs(run, files, checks, no_baseline))

@@ -445,7 +445,7 @@ def what_came_pruned(run: Run, pruned: PruneResult) -> str | None:
     if not held:
         return None
     what = "so dense.onnx is no baseline"
-    if held < len(rows):
+    if pruned.pruned_now:
         what = "and what these lost is in no figure here"
     came_pruned = (
         f"{held} of {len(rows)} weights came in {pruned.pattern} already, {what} (name the dense "
@@ -455,16 +455,11 @@ def what_came_pruned(run: Run, pruned: PruneResult) -> str | None:
     return came_pruned
 
 
-def is_pruned_here(pruned: PruneResult) -> bool:
-    """Whether any weight was pruned now: else dense.onnx and sparse.onnx are one model."""
-    return any(row.pruned and not row.held_before for row in pruned.weights)
-
-
 def lost_without_data(pruned: PruneResult) -> str | None:
     """What to say about weights that were pruned without data; None where there are none."""
     if pruned.calibration is not None:
         return None
-    rows = [row for row in pruned.weights if row.pruned and not row.held_before]
+    rows = pruned.pruned_now
     if not any(row.method in (None, DEFAULT_WITHOUT_DATA) for row in rows):
         return None
     return (

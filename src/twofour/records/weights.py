@@ -362,6 +362,11 @@ class PruneResult(PrunedModel):
     calibration: Calibration | None = None
     schema_version: int = SCHEMA_VERSION
 
+    @property
+    def pruned_now(self) -> tuple[PrunedWeight, ...]:
+        """The rows that were pruned and had not come in the pattern."""
+        return tuple(row for row in self.weights if row.pruned and not row.held_before)
+
 
 @frozen
 class WeightCheck(PatternCheck, LayerWeight):

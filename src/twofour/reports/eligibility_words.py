@@ -397,8 +397,7 @@ def _is_by_magnitude(pruned: PruneResult | None) -> bool:
     """Whether any weight got its zeros without a look at data."""
     if pruned is None or pruned.calibration is not None:
         return False
-    newly = (row for row in pruned.weights if row.pruned and not row.held_before)
-    return any(row.method in {None, "magnitude"} for row in newly)
+    return any(row.method in {None, "magnitude"} for row in pruned.pruned_now)
 
 
 def _advice(accuracy: Accuracy, pruned: PruneResult | None) -> str:
